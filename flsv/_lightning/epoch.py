@@ -14,20 +14,19 @@ from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
 class LocalEpochs:
-    """Lightning's ``FitLoop.advance``, which "runs one whole epoch", as a function that trains a client; installed for
-    the length of a fit.
+    """Function :meth:`run` that trains a client by Lightning's ``FitLoop.advance``, which "runs one whole epoch". It is
+    installed for the length of a fit.
 
-    In each call the train dataloader gives one client's batches. So batch numbers, the windows of
-    gradient accumulation and the last batch are the client's own by Lightning's own counting. What Lightning does once
-    an epoch belongs to the round: schedulers that step per epoch, the validation, checkpoints that are due at the last
-    step, and schedulers that follow a validated value. These come with the round's last batch; those that are about the
-    next global model, which the server makes in the meantime, are put off until :meth:`finish`. Progress bars count the
-    batches of the round.
+    In each call the train dataloader yields one client's batches. So Lightning counts batches, windows of gradient
+    accumulation and the last batch per client. Whatever Lightning does once per epoch is done once per round, at the
+    round's last batch: it steps the schedulers that step per epoch, validates, and saves checkpoints. Steps that need
+    the next global model (validation, checkpoints, schedulers that follow a validated value) wait for :meth:`finish`,
+    because the server has not made that model yet. Progress bars count the batches of the round.
 
     Args:
         trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
         begin: called with each batch before any other hook of the batch.
-        end: called with the loss that ``training_step`` returned after each batch; None: there is no loss.
+        end: called after each batch with the loss that ``training_step`` returned, or None if it returned no loss.
     """
 
     def __init__(self, trainer: L.Trainer, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
@@ -54,16 +53,16 @@ class LocalEpochs:
         self._patches = PatchedAttributes(changes)
 
     def begin_round(self) -> None:
-        """Count the round's batches from here on."""
+        """Start to count a round's batches."""
         self._waiting = []
         self._first = self._trainer.fit_loop.total_batch_idx + 1
 
     def run(self, last: bool, idle: bool = False) -> None:
-        """Train on the batches that the train dataloader gives now, or until the fit is told to stop.
+        """Train on all batches that the train dataloader yields now, unless the fit is told to stop before.
 
         Args:
             last: whether this is the round's last epoch.
-            idle: whether nobody trains in it, so that schedulers that step per batch, which are the clients', do not.
+            idle: whether no client trains in this epoch, so that schedulers with ``interval="step"`` must not step.
         """
         self._last, self._idle = last, idle
         trainer, loop = self._trainer, self._trainer.fit_loop
@@ -76,7 +75,7 @@ class LocalEpochs:
             self._last = True
 
     def finish(self) -> None:
-        """Let Lightning do what follows the round's last batch; the module holds the next global model."""
+        """Let Lightning do the steps that have waited for the next global model, which the module must hold now."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()
@@ -113,8 +112,8 @@ class LocalEpochs:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss that ``training_step`` returned, before division by accumulated batches; None if there is no
-    loss."""
+    """Return the loss that ``training_step`` returned, as it was before Lightning divided it by the number of
+    accumulated batches; None if there is no loss."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None

@@ -22,8 +22,8 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
 
     Args:
         trainer: the fit's trainer.
-        batches: the batches as a dataloader returns them.
-        dataloader_idx: the dataloader's number, which the hooks get.
+        batches: the batches as a dataloader yields them.
+        dataloader_idx: the dataloader's number, which is passed to the hooks.
 
     Raises:
         ConfigurationError: a batch is not a pair ``(x, y)``.
@@ -39,7 +39,7 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
 
 
 def as_given(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
-    """Return a batch as the trainer's module gets it: converted, passed through all hooks, on the module's device."""
+    """Return a batch of a dataloader as the trainer's module gets it, see :func:`on_device`."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
@@ -52,8 +52,8 @@ def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Te
 
 
 def each_loader(loaders: Any) -> Sequence[Any]:
-    """Return the single dataloaders contained in ``loaders`` (one, several or a CombinedLoader), in Lightning's
-    order."""
+    """Return the list of dataloaders in ``loaders`` (one, several or a CombinedLoader), in Lightning's order. A
+    CombinedLoader whose batches combine all loaders is one list of batches."""
     if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
         return [[batch for batch, _, _ in loaders]]  # each batch combines all loaders
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
@@ -62,8 +62,8 @@ def each_loader(loaders: Any) -> Sequence[Any]:
 
 @contextmanager
 def validating(trainer: L.Trainer) -> Iterator[None]:
-    """Set the trainer's stage to validation within the context: hooks of modules and data modules read it, to augment
-    only in training."""
+    """Set the trainer's stage to validation within the context. Hooks of modules and data modules read the stage, for
+    example to augment batches only in training."""
     before = trainer.state.stage
     trainer.state.stage = RunningStage.VALIDATING
     try:
@@ -74,7 +74,7 @@ def validating(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put ``module`` into evaluation mode within the context; afterwards every layer has its former mode again."""
+    """Put ``module`` into evaluation mode within the context, and restore every layer's mode afterwards."""
     training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
@@ -86,9 +86,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
-    """Update a metric with the outputs of the trainer's module, in evaluation mode, and the labels.
+    """Update the metric ``counts`` with the outputs of the trainer's module, in evaluation mode, and the labels.
 
-    Device, precision and the batch-transfer hooks are those of the fit. The device is not synchronized.
+    Device, precision and batch-transfer hooks are those of the fit. The function does not wait for the device.
 
     Args:
         trainer: the fit's trainer; its module's ``forward`` returns logits ``[B, M]`` for B samples and M classes.

@@ -21,7 +21,7 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Attributes that are set until :meth:`restore`, which gives them their former values again.
+    """Attributes of objects that are set to new values until :meth:`restore` is called.
 
     Args:
         changes: ``(object, attribute name, new value)`` of each attribute to set.
@@ -47,7 +47,7 @@ class PatchedAttributes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Give all attributes their former values again; a second call does nothing."""
+        """Restore the former values of all attributes; a second call does nothing."""
         for owner, name, value in self._before:
             if value is _CLASS:
                 delattr(owner, name)
@@ -89,11 +89,11 @@ def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """Return the patch with which epoch-level values are logged over rounds: ``(object, attribute name, new value)``.
+    """Return the patch ``(object, attribute name, new value)`` by which loggers plot epoch-level values over rounds.
 
-    Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``.
-    Checkpoints' names use that value, too, so the round's number is passed to the loggers directly. Values logged per
-    batch stay over batches, and a module that logs its own ``step`` keeps it.
+    Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``,
+    which names of checkpoints use, too. Therefore the patch passes the round's number to the loggers directly. Values
+    logged per batch are still plotted over batches, and a ``step`` that the module logs is respected.
     """
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
@@ -113,27 +113,26 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches with which Lightning writes no placeholder into TensorBoard's table of runs, each
-    ``(object, attribute name, new value)``.
+    """Return the patches ``(object, attribute name, new value)`` that keep a placeholder out of TensorBoard's table of
+    runs.
 
     At the beginning of a fit Lightning writes all hyper-parameters of the module and the data module to TensorBoard,
-    with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without the
-    placeholder the hyper-parameters go to ``hparams.yaml`` only.
+    with the placeholder ``hp_metric = -1`` as the only result, and TensorBoard keeps the first table that it gets.
+    Without the placeholder Lightning writes the hyper-parameters to ``hparams.yaml`` only.
     """
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patch, at most one, with which a Trainer without a profiler skips creating about 24 generators per
-    batch."""
+    """Return a list with the patch that saves a Trainer without a profiler about 24 generators per batch; an empty list
+    if it has a profiler."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return an object whose ``len`` is the number of a client's batches; None if the round's batches are set up.
-
-    It is needed before the first cohort is set up, and in ``configure_optimizers``.
+    """Return an object whose ``len`` is the number of a client's batches, before the first cohort's batches exist and
+    within ``configure_optimizers``; return None at any other time.
 
     Args:
         trainer: the fit's trainer.
@@ -144,11 +143,10 @@ def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
 
 
 def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """Return the patches with which a Trainer reports the training client's own numbers of steps and batches, each
-    ``(object, attribute name, new value)``.
+    """Return the patches ``(object, attribute name, new value)`` by which a Trainer reports the numbers of steps and
+    batches of the client that trains.
 
-    The numbers are properties, so for the length of a fit this one trainer gets a class of its own; other trainers, and
-    copies of this one, keep theirs.
+    The numbers are properties, so the patches give this trainer a class of its own; other trainers keep theirs.
 
     Args:
         trainer: the fit's trainer.

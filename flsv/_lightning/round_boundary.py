@@ -1,18 +1,18 @@
-"""Checkpoints and weight averages that always describe the boundary between two rounds, and checkpoint files that are
+"""Checkpoints and weight averages that always describe the state between two rounds, and checkpoint files that are
 written completely or not at all.
 
 Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. The module then holds one client's
 half-trained weights, from which no run can be resumed. Therefore a checkpoint saved within a round gets the global
-model, Lightning's progress and the states of callbacks, optimizers and schedulers at the round's start, before any
-``on_train_epoch_start``: the resumed round calls these hooks again. One saved after aggregation, but before Lightning
-has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
+model, Lightning's progress and the states of callbacks, optimizers and schedulers as they were at the round's start,
+before any ``on_train_epoch_start``; the resumed round calls these hooks again. A checkpoint saved after aggregation,
+but before Lightning has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
-client's training, and after the epoch, which is later than some checkpoints of that epoch. For the length of a fit the
-average is instead updated once a round, with the new global model, before any callback reads it: in each round in which
-Lightning would have updated it at one of the round's steps or at its end. So the callback's arguments
-(``update_starting_at_step``, ``should_update``) keep their meaning, while a ``decay`` counts rounds. Validation,
-checkpoints and the end of training use the average as the callback defines it.
+client's training, and after the epoch, which is later than some checkpoints of that epoch. During a federated fit the
+average is updated with the new global model instead, before any callback reads it, in each round in which Lightning
+would have updated it at a step of the round or at its end. So the callback's arguments (``update_starting_at_step``,
+``should_update``) keep their meaning, but a ``decay`` is applied once per round. Validation, checkpoints and the end of
+training use the average as the callback defines it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RoundBoundary:
 
     Args:
         trainer: the fit's trainer, with its optimizers set up, before its first round.
-        own: the federation's callback, which saves the state at the round's start itself.
+        own: the federation's callback, whose own ``state_dict`` is that of the round's start.
 
     Attributes:
         within: whether a round has begun and not ended.
@@ -57,12 +57,12 @@ class RoundBoundary:
         self.remember()
 
     def remember(self) -> None:
-        """Store Lightning's progress (loop state, epoch, steps) when an epoch has ended."""
+        """Store Lightning's progress (loop state, epoch, steps); call this when an epoch has ended."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def begin_round(self) -> None:
-        """Store the states of callbacks, optimizers and schedulers, before any hook of the round.
+        """Store the states of callbacks, optimizers and schedulers; call this before any hook of the round.
 
         Raises:
             ConfigurationError: a state cannot be copied.
@@ -80,8 +80,8 @@ class RoundBoundary:
         self.within = True
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint saved within a round to the state at the round's start; see :func:`global_weights` for
-        its weights."""
+        """Replace the progress and the states in a checkpoint that is saved within a round by those of the round's
+        start; :func:`global_weights` provides the weights."""
         checkpoint.update(self._counts)
         checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
         if "callbacks" in checkpoint:  # else it holds weights only
@@ -89,7 +89,7 @@ class RoundBoundary:
             checkpoint.update(deepcopy(self._others))
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint saved after aggregation to Lightning's progress at the epoch's end."""
+        """Replace Lightning's progress in a checkpoint that is saved after aggregation by that of the epoch's end."""
         loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
         for part in ("total", "current"):
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
@@ -109,8 +109,8 @@ def _copied(state: Any, owner: str) -> Any:
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """Return the patch with which everything that saves the module saves the global model: other callbacks, in any
-    order, and checkpoints of weights only, for which no callback is called.
+    """Return the patch by which every checkpoint and callback that saves the module saves the global model, even in a
+    checkpoint of weights only, for which no hook of a callback is called.
 
     Args:
         trainer: the fit's trainer.
@@ -135,11 +135,11 @@ class FinetuningState:
     """The parameters and layers that a trainer's finetuning callbacks have unfrozen.
 
     On resume ``BaseFinetuning`` and its subclasses freeze all layers again, but do not unfreeze those that were being
-    finetuned. Therefore a checkpoint says which parameters were trained; a checkpoint saved within a round says which
-    were trained at the round's beginning, before the callbacks changed that.
+    finetuned. Therefore a checkpoint contains the names of the trained parameters, as of the last round's beginning if
+    it is saved within a round.
 
     Args:
-        trainer: the fit's trainer; None, or a trainer without such callbacks: all methods do nothing.
+        trainer: the fit's trainer. If it is None or has no such callback, all methods do nothing.
     """
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
@@ -148,16 +148,16 @@ class FinetuningState:
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Store what is trained, before the callbacks begin the epoch."""
+        """Store the names of the parameters and layers that are trained, before the callbacks begin the epoch."""
         if self._trainer is not None:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
-        """Return what is trained, to be saved in a checkpoint: the names of parameters and of BatchNorm layers.
+        """Return the names of the parameters and BatchNorm layers that are trained, to be saved in a checkpoint.
 
         Args:
-            within_round: whether the checkpoint is saved within a round; the names are then those of the round's
-                beginning.
+            within_round: whether the checkpoint is saved within a round; the names are then those that
+                :meth:`begin_round` has stored.
 
         Returns:
             ``"parameters"``: the parameters that require a gradient; ``"tracking"``: the BatchNorm layers that update
@@ -168,7 +168,8 @@ class FinetuningState:
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Unfreeze the parameters and BatchNorm layers named in ``state`` from :meth:`state`, and freeze all others."""
+        """Unfreeze the parameters and BatchNorm layers that ``state``, a result of :meth:`state`, names, and freeze all
+        others; None changes nothing."""
         if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():
@@ -197,19 +198,20 @@ except ImportError:  # before Lightning 2.6
         """Stand-in for the missing class; it is never instantiated."""
 
 
-#: Methods that are replaced for the length of a fit: a subclass that overrides one of them is refused.
+#: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
 REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
 
 class RoundAverage:
-    """The weight-averaging callback of a trainer, if it has one, with its updates moved to the ends of rounds.
+    """Wrapper of a trainer's weight-averaging callback, if it has one, that updates the average at the ends of rounds.
 
     Args:
         callbacks: the trainer's callbacks.
 
     Attributes:
         changes: the attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
-        last: the module's ``state_dict`` from before the average replaced it at the end of training; None until then.
+        last: the last global model, a ``state_dict``, which the average replaces in the module at the end of training;
+            None until then.
     """
 
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
@@ -226,7 +228,7 @@ class RoundAverage:
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
     def begin_round(self) -> None:
-        """Discard an update of the average that was due in the previous round."""
+        """Forget that an update of the average was due in the previous round."""
         self._due = False
 
     def end_batch(self, trainer: L.Trainer) -> None:
@@ -245,14 +247,14 @@ class RoundAverage:
             callback._latest_update_epoch = trainer.current_epoch
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the model back into the module if an exception during validation has left the average there."""
+        """Put the global model back into the module if an exception during validation has left the average there."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Put the last global model into a checkpoint that is saved after training, when the module holds the average,
-        so that the run can be resumed. The callback moves the model to ``current_model_state`` and puts its average
-        into ``state_dict``, before or after this call."""
+        """Put the last global model into a checkpoint that is saved after training, so that the run can be resumed: the
+        module then holds the average. If the callback has already put its average into ``state_dict``, the model
+        belongs into ``current_model_state``, else into ``state_dict``, from which the callback will move it."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -270,17 +272,16 @@ def _nothing(*_: Any) -> None:
 
 
 Check = Callable[[dict[str, Any], Any], None]
-#: Key of the reason why a checkpoint must not be saved.
+#: Key in a checkpoint of the reason why it must not be written.
 _REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, written so that a failed write never destroys an earlier file, and checked when
-    read.
+    """Checkpoint plugin that never destroys an earlier file by a failed write, and checks the files that it reads.
 
-    Lightning writes into the system's temporary folder and moves the file, which between file systems is a copy: a kill
-    or a full disk during the copy leaves half a checkpoint in the place of a complete one. Remote paths (``s3://...``)
-    are left to Lightning.
+    Lightning writes into the system's temporary folder and moves the file. Between file systems a move is a copy: a
+    kill or a full disk during the copy leaves half a checkpoint in place of a complete one. This plugin leaves remote
+    paths (``s3://...``) to Lightning.
 
     Args:
         check: called with each checkpoint that is read and its path; raises if the checkpoint cannot be used.
@@ -290,7 +291,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         self.check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the checkpoint beside the target, flush it to the disk, then move it into its place.
+        """Write the checkpoint into a new file beside ``path``, flush it to the disk, and rename it to ``path``. If it
+        is marked by :func:`refuse`, show a warning instead.
 
         Raises:
             OSError: the file cannot be written; the error names it, and an earlier file stays as it was.
@@ -333,24 +335,23 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def install(trainer: L.Trainer, check: Check) -> None:
-    """Replace Lightning's default checkpoint plugin by :class:`DurableCheckpointIO`; a plugin of the user's own
-    stays."""
+    """Replace Lightning's default checkpoint plugin by :class:`DurableCheckpointIO`; do not replace a user's plugin."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Let a checkpoint that is about to be saved not be saved, with a warning: an exception would hide the error for
-    which it is saved.
+    """Mark a checkpoint that Lightning is about to save, so that :class:`DurableCheckpointIO` does not write it but
+    warns. An exception would hide the error because of which Lightning saves it.
 
     Args:
         trainer: the fit's trainer.
-        checkpoint: the checkpoint.
-        failed: the round that has failed.
+        checkpoint: the checkpoint, changed in place.
+        failed: the round that has failed, such as ``"round 3"``.
 
     Raises:
-        ConfigurationError: a plugin of the user's own would write it.
+        ConfigurationError: the user's own plugin would write the checkpoint.
     """
     why = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
@@ -362,7 +363,7 @@ def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
 
 
 def _check_sums(path: Any) -> None:
-    """Raise BadZipFile if an entry does not match its checksum: torch reads weights without comparing checksums."""
+    """Raise BadZipFile if an entry of the file does not match its checksum, which torch does not check."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():

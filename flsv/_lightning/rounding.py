@@ -1,4 +1,4 @@
-"""Tolerances for comparing two computations of the same number or model, by the arithmetic that a fit computes in."""
+"""Tolerances for comparing two computations of the same number or model, for each arithmetic (precision and device)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import lightning as L
 import torch
 from torch import Tensor
 
-#: Two trainings of the same, one of them rounded, end at most this many times as far apart as the ways of two trainings
-#: that begin at a model and at the nudged model: 0.2 to 1.6 times with convolutions in TF32, of LeNet and of a network
-#: with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
+#: Rounding may separate two trainings of a model by at most this many times the difference between the displacements of
+#: a training from the model and one from a nudged copy of it. Measured: 0.2 to 1.6 times with convolutions in TF32, for
+#: LeNet and a network with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
 FACTOR = 3.0
-#: Relative change of the weights from which the second of these trainings begins, if factors are rounded by less.
+#: Smallest relative change of the weights in a nudged copy; it is larger if the arithmetic rounds factors by more.
 NUDGE = 1e-6
-#: Differences of this part of a start's length, or less, count as rounding.
+#: Two models count as equal if their distance is at most this fraction of the norm of their start point.
 LENGTH = 1e-6
-#: Distance of two models after a few steps in which all rows share their batches, as a fraction of the way that they
-#: moved: an optimizer that divides by a gradient's size amplifies the rounding of small gradients.
+#: Allowed distance of two models after a few steps if all rows of a batched model take the same batches, as a fraction
+#: of the distance that they moved: optimizers that divide by a gradient's size amplify the rounding of small gradients.
 SHARED = 1e-3
 
 
 class Rounding(NamedTuple):
-    """Tolerances for two computations of the same numbers or models, which differ by rounding.
+    """Largest differences between two computations of the same number or model that may be due to rounding.
 
     Attributes:
-        unit: largest relative error of one rounded factor of a product.
-        number: difference of a number that a model gives, such as its loss: relative above 1, absolute below.
-        steps: distance of two models after a few optimizer steps, as a fraction of the way that they moved; 0: their
-            entries agree to ``number``.
-        visit: distance of two models after a client's whole training in a round, as a fraction of the way that they
-            moved.
+        unit: relative error of one rounded factor of a product.
+        number: difference of a number that a model computes, such as its loss; relative if it is above 1, else
+            absolute.
+        steps: distance of two models after a few optimizer steps, as a fraction of the distance that they moved; 0: all
+            their entries must agree up to ``number``.
+        visit: distance of two models after a client's whole training in a round, as a fraction of the distance that
+            they moved.
     """
 
     unit: float
@@ -41,50 +42,51 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether the arithmetic is too coarse for a fixed tolerance of models.
+        """Return whether the arithmetic is too coarse for a fixed tolerance, so that rounding must be measured.
 
-        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the way that
-        they moved after 10 steps, and by all of it after 100.
+        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the distance
+        that they moved after 10 steps, and by all of it after 100.
         """
         return self.steps > 0
 
     @property
     def run(self) -> float:
-        """Return the distance of two models after a whole training, as a fraction of the way that they moved, up to
-        which nothing need be measured."""
+        """Return the distance of two models after a whole training, as a fraction of the distance that they moved, up
+        to which they count as equal without a measurement of rounding."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
-        """Return a model that differs from another ``[P]`` by as much as factors are rounded, to train it, too."""
+        """Return a nudged copy of the model ``start [P]``: every entry is changed at random, by about as much as the
+        arithmetic rounds factors. Training both models shows how much training amplifies rounding."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
         noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
         return start * (1 + max(NUDGE, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
-        """Return the largest distance between two trainings of a model that rounding causes, as measured.
+        """Return the largest distance between two trainings of the same model that rounding can explain.
 
         Args:
             start: ``[P]``, the model before training.
             trained: ``[P]``, the model after training.
-            nudged: ``[P]``, what the same training has made of ``nudged(start)``.
+            nudged: ``[P]``, the result of the same training from ``self.nudged(start)``.
         """
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 
     def apart(
         self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return by how much two models that must be equal differ, as a share of the way that a whole training has
-        moved them; None: by no more than rounding.
+        """Return the distance of two trained models that must be equal, as a fraction of the distance that training has
+        moved them; return None if rounding explains the difference.
 
         Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance
-        that the model moves. So where models differ the allowed difference is measured.
+        that the model moves. So if the models differ by more than :attr:`run`, the effect of rounding is measured.
 
         Args:
-            mine: ``[P]``, a model that is to be checked.
+            mine: ``[P]``, the model to check.
             real: ``[P]``, the model that it must equal.
             start: ``[P]``, the model that both started from.
-            nudged: a function that returns the way ``[P]`` that the training of ``mine`` goes from ``nudged(start)``;
-                None: that is unknown.
+            nudged: function that trains ``self.nudged(start)`` as ``mine`` was trained and returns the displacement
+                ``[P]``, the trained model minus its start; it returns None if that is not possible.
 
         Example:
             >>> start, real = torch.zeros(2), torch.tensor([3.0, 4.0])
@@ -103,8 +105,8 @@ class Rounding(NamedTuple):
         return float(apart / way.clamp(min=1e-12))
 
 
-#: By arithmetic: ``"TF32"`` rounds factors of float32 to 10 bits, ``"half"`` and ``"bf16"`` (7 bits) round activations,
-#: too, and ``"... weights"`` also the weights.
+#: ``{arithmetic: tolerances}``. ``"TF32"`` rounds factors of float32 products to 10 bits; ``"half"`` (10 bits) and
+#: ``"bf16"`` (7 bits) also round activations, and ``"... weights"`` also round the weights.
 ROUNDINGS = {
     "float64": Rounding(2**-53, 1e-5, 0.0, 0.01),
     "float32": Rounding(2**-24, 1e-5, 0.0, 0.01),
@@ -145,9 +147,10 @@ def arithmetic_of(precision: Any, device: torch.device) -> str:
 
 
 def uses_tf32(device: torch.device) -> bool:
-    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32. On CUDA,
-    convolutions are unless ``torch.backends.cudnn.allow_tf32 = False``, and products are if
-    ``torch.set_float32_matmul_precision("high")`` or ``"medium"`` allows it.
+    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32.
+
+    On CUDA, convolutions are rounded unless ``torch.backends.cudnn.allow_tf32`` is False, and products are rounded if
+    ``torch.set_float32_matmul_precision`` was called with ``"high"`` or ``"medium"``.
 
     Example:
         >>> uses_tf32(torch.device("cpu"))
@@ -157,8 +160,8 @@ def uses_tf32(device: torch.device) -> bool:
 
 
 def tf32_of() -> list[str]:
-    """Return which operations torch's settings round to TensorFloat32: ``"convolutions"``, ``"products"``, both or
-    none."""
+    """Return the operations that torch rounds to TensorFloat32 by its settings, of ``"convolutions"`` and
+    ``"products"``."""
     # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
     backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
     found = []

@@ -1,4 +1,4 @@
-"""An epoch whose batches are trained outside of this Trainer's loop: in several processes, or by another engine."""
+"""Support for epochs whose batches are trained outside of this Trainer's loop: in other processes, or by an engine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from torchmetrics import Metric
 
 from flsv._lightning.patches import PatchedAttributes
 
-#: Hooks that run once an epoch, in every process alike.
+#: Hooks that run once per epoch in every process, so that the values that they log are not merged.
 _ONCE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
 
-#: A logged value: its place in the order, the arguments of ``results.log``, and the size of the batch.
+#: Record of a logged value: its place in the order of all values, the arguments of ``results.log``, the batch's size.
 Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """The values of ``self.log(..., on_epoch=True)`` in an epoch, merged over all processes; installed for one fit.
+    """Recorder of an epoch's logged values that merges them over all processes; installed for one fit.
 
-    Lightning adds up an epoch's values as they are logged. Here every process records the values that its hooks log;
-    when the epoch's batches are done, all processes' values are added up in the order in which a single process would
-    have logged them, so the result is the same to the bit. For a torchmetrics metric that was logged as an object, the
+    Lightning adds up an epoch's values as they are logged. Here every process records the values that its hooks log. At
+    the end of the epoch the values of all processes are added up in the order in which a single process would have
+    logged them, so the result is the same to the bit. For a torchmetrics metric that was logged as an object, the
     processes' states are merged with the reductions that the metric declares, as torchmetrics does between processes.
 
     Args:
         trainer: the trainer of this process.
-        place: returns the place in the order of a value that is logged now.
-        exchange: function of this process's value and a name for messages that returns all processes' values.
-        idle: returns whether values logged in this epoch are discarded.
+        place: function that returns the place, in that order, of a value that is logged now.
+        exchange: function ``exchange(value, name)`` that sends this process's value to all processes and returns all
+            processes' values; ``name`` is for messages.
+        idle: function that returns whether this process's values of the epoch are discarded.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ def _state(metric: Metric) -> dict[str, Any]:
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
-    """Set the metric's state as if this process had seen the batches of all ``states``, the states of all processes."""
+    """Set the metric's state to the merged ``states`` of all processes, as if this process had seen all their
+    batches."""
     if not states:
         metric.reset()
         return
@@ -127,7 +129,7 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
 
 
 class Counted(NamedTuple):
-    """Counts of batches, of optimizer steps, and of batches that ended with an optimizer step (``stepped``)."""
+    """Numbers of batches, of optimizer steps, and of batches that ended with an optimizer step (``stepped``)."""
 
     batches: int = 0
     steps: int = 0
@@ -138,14 +140,14 @@ class Counted(NamedTuple):
 
 
 def counts_so_far(trainer: L.Trainer) -> Counted:
-    """Return this process's counts of batches and steps since the beginning of the fit."""
+    """Return this process's numbers of batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Add other processes' counts to this process's trainer: checkpoint names and the loggers' x-axis use these counts,
-    and Lightning saves no checkpoint while ``trainer.global_step`` stays the same."""
+    """Add other processes' counts to those of this process's trainer. Names of checkpoints and the loggers' x-axis use
+    them, and Lightning saves no checkpoint while ``trainer.global_step`` stays the same."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
@@ -160,8 +162,8 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """The only batch of a round that is trained elsewhere, which no hook of a module or data module sees, and the train
-    dataloader that yields it."""
+    """Placeholder in a round that is trained elsewhere: the round's only batch, and the train dataloader that yields
+    it. No hook of a module or data module sees it."""
 
     visits: Sequence[Any] = ()
 
@@ -173,8 +175,8 @@ class IdleBatch:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches with which an :class:`IdleBatch` passes through a Trainer without being moved, without a step
-    and without a call of the module's hooks, each ``(object, attribute name, new value)``."""
+    """Return the patches ``(object, attribute name, new value)`` by which a Trainer does not move an
+    :class:`IdleBatch`, makes no step with it and calls none of the module's hooks."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:

@@ -2,8 +2,8 @@
 
 During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the copy gets a
 stand-in for the trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with
-loggers that log nothing. Logged values are reduced by Lightning's own code, and the fit's trainer, its loggers and its
-results do not change.
+loggers that log nothing. Lightning's own code reduces the logged values over the batches. The fit's trainer, its
+loggers and its results do not change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 
 
 class KeptBatches:
-    """The batches of one validation loader, read once; each iteration yields copies, which a step may change.
+    """The batches of one validation loader, read once. Each iteration yields copies, which ``validation_step`` may
+    change.
 
     Example:
         >>> kept = KeptBatches([{"x": torch.ones(1)}])
@@ -102,7 +103,7 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
 
 
 class ValidationRun:
-    """One validation of one module, on batches that were read before.
+    """One validation of a module on batches that were read before.
 
     Args:
         trainer: the fit's trainer, which is not changed.
@@ -115,12 +116,13 @@ class ValidationRun:
         self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
 
     def logged(self) -> dict[str, Tensor]:
-        """Run the validation and return all values that the module logs, under their names in
+        """Run the validation and return ``{name: value}`` of all values that the module logs, with the names of
         ``trainer.callback_metrics``.
 
-        With several loaders, the plain ``"name"`` is returned beside ``"name/dataloader_idx_0"``,
-        ``"name/dataloader_idx_1"``, ...: the mean over the loaders. For a value that is a mean over samples each loader
-        is weighted by the batch sizes with which Lightning took the mean, for other values by its number of samples.
+        With several loaders Lightning returns a value per loader, ``"name/dataloader_idx_0"``,
+        ``"name/dataloader_idx_1"``, ... This method adds their weighted mean, ``"name"``. If Lightning averages the
+        value over batches, a loader's weight is the sum of its batch sizes in that average; else it is the loader's
+        number of samples.
         """
         with validating(self._trainer):
             self._loop.run()
@@ -132,13 +134,15 @@ class ValidationRun:
         return values
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield all batches as ``validation_step`` gets them, in the context in which it runs."""
+        """Yield all batches as ``validation_step`` gets them; meanwhile the trainer's stage is validation and gradients
+        are disabled."""
         for told in self._given():
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield ``(arguments, dataloader_idx)`` for each call of ``validation_step``, in the context and precision in
-        which it runs and with the module in evaluation mode; ``dataloader_idx`` is None if there is only one loader."""
+        """Yield ``(arguments, dataloader_idx)`` for each call of ``validation_step``, whose caller may then make the
+        call: stage, precision and mode of the module are set. ``dataloader_idx`` is None if there is only one
+            loader."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
@@ -159,7 +163,7 @@ class ValidationRun:
 
 
 class _Loop(_EvaluationLoop):
-    """Lightning's evaluation loop, which also records in ``parts`` each loader's values with their weights."""
+    """Lightning's evaluation loop that also records ``parts``, ``{name: [(value, weight) of each loader]}``."""
 
     parts: dict[str, list[tuple[Tensor, float]]]
 
@@ -185,11 +189,13 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Return a trainer for a copy of the module: a shallow copy without callbacks, with loggers that log nothing.
+    """Return a shallow copy of the trainer for a copy of its module, without callbacks and with loggers that log
+    nothing.
 
     Args:
         trainer: the fit's trainer, which is not changed.
-        module: a copy of the trainer's module, on its device, used by nothing else; its ``trainer`` is set.
+        module: a copy of the trainer's module, on its device, used by nothing else; its ``trainer`` becomes the
+            stand-in.
     """
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
@@ -214,8 +220,7 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
 def _validating_stand_in(
     trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
 ) -> tuple[L.Trainer, _Loop]:
-    """Return a stand-in for the trainer, see :func:`stand_in`, and the loop that validates the module on
-    ``loaders``."""
+    """Return a :func:`stand_in` for the trainer, and its validation loop, which reads the batches in ``loaders``."""
     own = stand_in(trainer, module)
     own.limit_val_batches, own.overfit_batches = 1.0, 0.0
     loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
@@ -224,7 +229,7 @@ def _validating_stand_in(
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:
-    """Return the value that is logged under ``name``; raise ConfigurationError unless it is a single number."""
+    """Return the number in ``logged`` under ``name``; raise ConfigurationError if the value is not a single number."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:
         raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")

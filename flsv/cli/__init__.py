@@ -1,5 +1,5 @@
 """The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands, such as ``flsv
-compare``; nothing that a program could not do without it.
+compare``. Programs can do the same through the Python interface.
 """
 
 from flsv.cli.entry import main

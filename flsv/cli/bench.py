@@ -38,7 +38,7 @@ from flsv.results.terminal import print_table
 
 #: Suffix of the names of files on federations with many clients, whose truth is sampled.
 MANY = "_many"
-#: Federations in which costs are measured: they need no download.
+#: ``{suffix: federation}``: the federation in which costs are measured, which needs no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 
 
@@ -67,15 +67,16 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return ``{name: entry}`` of the metrics with these names; if one is the user's own, baselines are added."""
+    """Return ``{name: entry}`` of the metrics ``names``; if one is the user's own, also of baselines to compare
+    with."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return the requested federations with their truths; the user's own are checked before any coalition is
-    trained."""
+    """Return ``{name: (federation, truth)}`` of the requested federations. The user's own federations are checked
+    before any coalition is trained."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -84,7 +85,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the truth of a federation: from the package for its own federations, else by training all coalitions
+    """Return the truth of a federation, from the package if it is one of the package's; else train all coalitions
     first."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
@@ -112,7 +113,7 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables of a group of federations (few clients, or many), and return the summary."""
+    """Write the tables of a group of federations, those of few clients or those of many; return the summary."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
@@ -126,8 +127,8 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """Measure the metrics' costs in the federation that is set for this group, or in the user's own,
-    ``{metric: cost}``."""
+    """Return ``{metric: cost}``, measured in the group's federation in :data:`COSTS_IN`; if that was not requested, in
+    the user's own federation, if there is one."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 

@@ -25,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
-#: The folder of a numbered run, and the names of its last checkpoints: a resumed run adds ``last-v1``.
+#: Patterns of the folder of a numbered run, and of the name of a last checkpoint; a resumed run adds ``last-v1``.
 _NUMBERED, _LAST = re.compile(r"version_(\d+)"), re.compile(r"last(?:-v(\d+))?")
 
 
@@ -48,8 +48,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the score that selects the best round has been logged, and monitor it from the first
-        validation on."""
+        """Return whether the value that selects the best round has been logged. The first call after a validation
+        chooses that value and monitors it."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -68,18 +68,18 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
-    """Return the callbacks that save ``best.ckpt`` and ``last.ckpt``; none if the ``given`` callbacks save
-    checkpoints."""
+    """Return the callbacks that save ``best.ckpt`` and ``last.ckpt``; an empty list if one of the ``given`` callbacks
+    saves checkpoints."""
     if any(isinstance(callback, Checkpoint) for callback in given):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Return the newest checkpoint, or the best checkpoint of the run that the newest one belongs to.
+    """Return the newest checkpoint, or the best checkpoint of the run to which the newest one belongs.
 
-    Runs in folders that Lightning numbers, such as ``version_3``, have the order of their numbers, and the newest
-    checkpoint of a run is its ``last.ckpt``: copying files changes their times. Others have the order of their times.
+    If all runs are in folders that Lightning numbers, such as ``version_3``, the newest checkpoint is the ``last.ckpt``
+    of the run with the highest number, because copying files changes their times. Otherwise the files' times decide.
 
     Checkpoints are searched for in the folders of the trainer's first logger (in ``checkpoints`` below the root folder
     if there is no logger), and where a ``ModelCheckpoint`` of the trainer writes.
@@ -90,7 +90,8 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
         weights_only: as in ``torch.load``.
 
     Raises:
-        ConfigurationError: there is no checkpoint, or no best one; or the newest, which names the best, cannot be read.
+        ConfigurationError: there is no checkpoint, or no best one; or the newest, which names the best one, cannot be
+            read.
     """
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
@@ -135,8 +136,8 @@ def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the existing paths of the best checkpoint that ``checkpoint`` names: its original path, then beside
-    ``path``."""
+    """Yield the paths at which the best checkpoint that ``checkpoint`` names exists: its original path, and the file of
+    the same name beside ``path``."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])
@@ -154,11 +155,11 @@ class WritePredictions(BasePredictionWriter):
     batch by batch (for ``torch.load``).
 
     Attributes:
-        where: the file and its number of rows, for a message; set by the prediction.
+        where: text with the file and its number of rows, for a message; set by the prediction.
         folder: the folder to write into; None: the trainer's run folder.
 
     Raises:
-        ConfigurationError: before the prediction: there are several processes, each of which would have only a part.
+        ConfigurationError: before the prediction: there are several processes, each of which would predict only a part.
     """
 
     def __init__(self) -> None:
@@ -198,8 +199,8 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Return the outputs of ``predict_step`` as columns: one per output; for classes, the likeliest and one per
-    class."""
+    """Return the outputs of ``predict_step`` as columns: for classes, the likeliest class and one column per class,
+    else one column per output."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

@@ -1,5 +1,5 @@
-"""Helpers that the commands share: a parser whose help is the module's docstring, and the handling of signals. The
-module imports little, so that commands start fast."""
+"""Functions that all commands use: parsers whose help is a module's docstring, handling of signals, and output while
+the user waits. The module imports little, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summar
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised at SIGTERM, with which systemd, SLURM and torchrun stop a command: the command ends as after Ctrl-C."""
+    """Exception at SIGTERM, with which systemd, SLURM and torchrun stop a command; it then ends as after Ctrl-C."""
 
 
 def status_of(stop: KeyboardInterrupt) -> int:
-    """Return the exit status of a stopped command as in shells: 128 plus the signal's number."""
+    """Return the exit status of a stopped command, as shells define it: 128 plus the signal's number."""
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
@@ -67,14 +67,14 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-#: Modules through which a warning is given, which are not its origin.
+#: Modules with functions that give warnings on behalf of other modules.
 _GIVE_WARNINGS = ("warnings", "lightning_utilities.core.rank_zero", "lightning.fabric.utilities.rank_zero")
 
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Show flsv's own warnings as one line within this context, without the place in the code, which says nothing to
-    the user of a command; those of other packages and of the user's own modules are shown as ever."""
+    """Show flsv's own warnings as one line within this context, without the place in the code, which users of a command
+    do not need; show warnings of other packages and of the user's own modules as usual."""
     shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
@@ -145,7 +145,7 @@ _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def number_hint(wrong: str) -> str:
-    """Return a suggestion for a text that begins with a number, as part of a message about it; "" for another text.
+    """Return ". Did you mean ...?" with the number at the beginning of a text; "" if there is none, or nothing else.
 
     Example:
         >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
@@ -156,7 +156,7 @@ def number_hint(wrong: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """``ArgumentParser`` whose message about a number with a slip suggests the number."""
+    """``ArgumentParser`` whose errors about mistyped numbers suggest a number."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid \w+ value: '(.*)'$", message)
@@ -169,8 +169,8 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
 
 
 class Waiting:
-    """A line on a terminal that says what the command is doing until something else is printed. It shows the seconds
-    that have passed, and a bar while :mod:`flsv.utilities.progress` counts something.
+    """Line on a terminal that shows what the command is doing, until something else is printed. It also shows the
+    seconds that have passed, and a progress bar while :mod:`flsv.utilities.progress` counts something.
 
     Args:
         what: the text of the line.
@@ -199,12 +199,12 @@ class Waiting:
         self._draw()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show a count, as a listener of :mod:`flsv.utilities.progress`."""
+        """Show the progress bar; called by :mod:`flsv.utilities.progress`."""
         full = round(BAR * done / max(total, 1))
         self._count = f" [{'=' * full}{' ' * (BAR - full)}] {done}/{total} {what}"
 
     def hide(self) -> None:
-        """Stop showing the count."""
+        """Remove the progress bar."""
         self._count = ""
 
     def end(self) -> None:
@@ -222,12 +222,12 @@ _printed: set[str] = set()
 
 def waiting(what: str, quiet: bool = False, first: bool = False) -> None:
     """Show on stderr what the command is doing: on a terminal as a line, until :func:`done_waiting` or until a
-    :func:`printer` prints something; else as a text that is printed once.
+    :func:`printer` prints something; without a terminal as a text that is printed once.
 
     Args:
         what: the text.
         quiet: whether to show nothing.
-        first: whether the command begins.
+        first: whether a new command begins, so that texts of earlier commands may be printed again.
     """
     if first:
         _printed.clear()
@@ -253,7 +253,7 @@ def done_waiting() -> None:
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Return a ``print`` that flushes and ends :func:`waiting`, or a function that prints nothing if ``quiet``."""
+    """Return a function that removes the line of :func:`waiting` and prints a text; if ``quiet``, it does nothing."""
 
     def say(text: str) -> None:
         done_waiting()

@@ -1,4 +1,4 @@
-"""Configuration files: the search for files that come with flsv, by name, and checks that find misspelt names early."""
+"""Configuration files: functions that find the files that come with flsv, and that check files for misspelt names."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def packaged_names() -> list[str]:
 def find_config(given: str) -> Path:
     """Return the file that a ``--config`` refers to.
 
-    An existing file has precedence: the given path, then the path with ``.yaml`` added, so that in its folder a copy
-    made by ``flsv init`` is used in place of the packaged file. A text that ends in ``.yaml`` is always a path.
+    An existing file has precedence, first the path ``given``, then ``given`` with ``.yaml`` added. So a copy that
+    ``flsv init`` has made is used in place of the packaged file. A text that ends in ``.yaml`` is always a path.
 
     Args:
         given: a path, or a name of :func:`packaged_names`.
@@ -99,18 +99,18 @@ ShadowShapley?
 
 
 def check_checkpoint(path: str) -> None:
-    """Raise ConfigurationError if there is no file or folder ``path``; a text with a colon is an address."""
+    """Raise ConfigurationError if there is no file or folder ``path``; a text with a colon is a URL and not checked."""
     if ":" not in path and not Path(path).exists():
         raise ConfigurationError(f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out.")
 
 
 def is_yaml(given: str) -> bool:
-    """Return whether the text given as a configuration file is itself YAML."""
+    """Return whether a text that was given as a configuration file is YAML itself, not a path or a name."""
     return "{" in given or ": " in given or "\n" in given
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield ``(option, text)`` for the options of a command line and of the configuration files that it names."""
+    """Yield ``(option, value as text)`` for the options of a command line and of the configuration files in it."""
     words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
     for name, value in pairwise(words):
         yield name.removeprefix("--"), value
@@ -133,7 +133,7 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _public_names() -> set[str]:
-    """Return the names of all classes that options may name, also from other packages, without importing them."""
+    """Return the names of all classes that options may name, including those of other packages, without imports."""
     groups = [group for group in entry_points().groups if group.startswith("flsv.")]
     names = {entry.attr for group in groups for entry in entry_points(group=group)}
     for file in _PACKAGE.glob("**/__init__.py"):

@@ -23,7 +23,7 @@ from flsv.data import FederatedDataModule
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import listed
 
-#: A class with at most this fraction of the samples is rare: a model that never predicts it is nearly always right.
+#: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
 RARE = 0.2
 READ_AS = "is read as"
 #: Largest number of classes that are shown, and of clients in a table of columns.
@@ -31,7 +31,7 @@ _SHOWN = 10
 
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table with one row per client: its number of samples in every split, and its fractions of each class."""
+    """Return a table with one row per client: its number of samples in each split, and the fraction of each class."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
         # mypy: both are splits
@@ -69,7 +69,7 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def positive(data: FederatedDataModule) -> str:
-    """Return a sentence that names the positive one of two classes, and says why it is the positive one."""
+    """Return a sentence that names the positive one of two classes and says why it is positive."""
     why = "the rarer one (set data.pos_label to confirm it or to choose the other one)" if data.by_rarity else "class 1"
     return f"Positive class: {data.positive_class}, {why}. Average precision and F1 are its scores."
 

@@ -46,7 +46,7 @@ MANY_FITS = ("retrain", "repeat", "bench")
 KEEPING = (*MANY_FITS, "compare")
 #: Subcommands that distribute their fits over the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
-#: Subcommands that say for themselves what they are doing.
+#: Subcommands that show by themselves what they are doing.
 WAITING = ("report", "repeat", "retrain")
 #: Subcommands that do not import PyTorch.
 AT_ONCE = ("init", "new")
@@ -75,8 +75,8 @@ def main(args: list[str] | None = None) -> int:
         args: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or is gone, or a
-        metric fails in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
+        The exit status: 0 after success; 2 for a configuration that cannot work; 1 if a file cannot be written or has
+        vanished, or a metric fails in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
@@ -129,7 +129,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that has vanished while the command wrote it, if such an error caused ``error``.
+    """Return the error about a file that vanished while the command wrote it, if that caused ``error``; else None.
 
     TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
     """

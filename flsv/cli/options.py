@@ -19,7 +19,7 @@ from flsv.cli.command import TextHelp, number_hint
 from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.utilities.plugins import subclasses
 
-#: Options with a mapping from names to objects: a later file adds names to those of earlier files; ``{}`` removes all.
+#: Options that map names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
 BY_NAME = ("federation.metrics",)
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
@@ -28,7 +28,7 @@ CONFIG_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """The action of the option ``--config``, whose value is a file or the name of a packaged configuration.
+    """Action of the option ``--config``, whose value is a file or the name of a packaged configuration.
 
     It refuses a file in which a key occurs twice, and merges the metrics of several files.
     """
@@ -46,8 +46,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class OptionHelp(TextHelp, DefaultHelpFormatter):
-    """Help formatter that leaves out the list of options in the usage, and torch's many classes among allowed
-    subclasses."""
+    """Formatter of help that leaves out the options in the usage line, and torch's classes in lists of subclasses."""
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
         if prefix is None:  # otherwise the usage becomes the name of a subcommand
@@ -103,7 +102,8 @@ class FitParser(_Suggests, LightningArgumentParser):
 
 
 def nearest(wrong: str, options: set[str]) -> list[str]:
-    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly.
+    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly; only the one
+    in the same section if there is one.
 
     Example:
         >>> nearest("alfa", {"data.partitioner.alpha", "federation.seed"})
@@ -129,8 +129,8 @@ def _options(parser: Any) -> Iterator[str]:
 
 
 def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
-    """Yield the dotted names of the arguments of the classes that a type hint names, and of their imported
-    subclasses."""
+    """Yield the dotted names, below the option ``name``, of the arguments of all classes in a type hint and of their
+    imported subclasses; ``depth`` limits the nesting."""
     if not depth or hint is None:
         return
     for part in get_args(hint):
@@ -161,8 +161,8 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
     Args:
         prog: the command's name.
         description: the docstring of the command's module.
-        sections: ``{section of a configuration: class}``, the sections that the command reads, and the classes whose
-            arguments they hold. Other sections of a file are ignored; on the command line they are refused.
+        sections: ``{section of a configuration: class}``, the sections that the command reads, and the class whose
+            arguments a section has. Other sections of a file are ignored; on the command line they are refused.
     """
     parser = Parser(prog=prog, description=description, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
@@ -179,8 +179,8 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """Return the objects that a command line describes; objects without a seed get ``--seed_everything``, as in a
-    fit."""
+    """Return the objects that a command line describes. Objects without a seed of their own use ``--seed_everything``,
+    as in a fit."""
     options = parser.parse_args(list(args))
     L.seed_everything(int(options.seed_everything), verbose=False)
     # Before jsonargparse 4.49 the method had the second name.

@@ -51,12 +51,12 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
-#: Seconds that a stopped rank gives the script that has started it to print its last messages.
+#: Seconds that a stopped rank waits so that the script that started it can print its last messages.
 PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
-    """Callback that saves ``config.yaml`` into the run's own folder; for trackers Lightning would choose another
+    """Callback that saves ``config.yaml`` into the run's folder. With some loggers Lightning would use another
     folder."""
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -72,7 +72,7 @@ class FederatedCLI(LightningCLI):
 
     Args:
         quiet: whether to print nothing about where the results are.
-        loaded: called when all modules are imported and the arguments are parsed.
+        loaded: function that is called when all modules are imported and the arguments are parsed.
         arguments: positional arguments of ``LightningCLI``.
         options: keyword arguments of ``LightningCLI``.
     """
@@ -87,8 +87,8 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
-        """Return the subcommand that the first argument names, or else all subcommands, because each needs a parser
-        that is slow to make."""
+        """Return only the subcommand that the first argument names, because a parser is slow to make; if it names none,
+        return all subcommands."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
 
@@ -142,8 +142,8 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """Return the Trainer's arguments for ``torchrun``, whose processes would otherwise each run the whole
-        federation."""
+        """Return the Trainer's arguments that divide the clients among the processes of ``torchrun``; without
+        ``torchrun``, none."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
         if self.subcommand != "fit":
@@ -160,7 +160,7 @@ class FederatedCLI(LightningCLI):
         }
 
     def identity(self) -> Identity:
-        """Return the identity of this experiment without its seed; sets the data up. Only for ``run=False``."""
+        """Set up the data, and return the identity of this experiment without its seed. Only for ``run=False``."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
@@ -185,7 +185,7 @@ class FederatedCLI(LightningCLI):
             raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Print where the results of a stopped fit are, unless the table has said so, and the command that resumes
+        """Print where the results of a stopped fit are, unless the table shows that, and the command that resumes
         it."""
         if not find_loop(self.trainer).reporting.table:
             self.say_where(1)
@@ -206,8 +206,8 @@ class FederatedCLI(LightningCLI):
         used, or refused if the checkpoint's weights do not fit it."""
 
     def before_fit(self) -> None:
-        """Replace ``--ckpt_path last`` and ``best`` by a path, and check that the folder can be written and the
-        checkpoint exists, before anything runs; the same for all four subcommands."""
+        """Replace ``--ckpt_path last`` or ``best`` by a path, and check that the checkpoint exists and, for a fit, that
+        the folder can be written. All four subcommands call this before they run."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ class FederatedCLI(LightningCLI):
             self._leave_no_run(config)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Prevent a new run beside the one whose checkpoint is evaluated: the results belong to that run."""
+        """Write results into the folder of the run whose checkpoint is evaluated, and do not start a new run folder."""
         # Lightning warns that the run continues in another folder; here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
@@ -239,7 +239,7 @@ class FederatedCLI(LightningCLI):
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """Print where the results are, unless the table at the end, which contains this, is printed."""
+        """Print where the results are, unless the table at the end of the fit shows that."""
         if not (self.quiet or find_loop(self.trainer).reporting.table):
             self.say_where()
 
@@ -258,7 +258,7 @@ def make_cli(
         args: the arguments; default: those of the process. Without ``run`` they contain no subcommand.
         run: whether to run the subcommand.
         quiet: whether to print neither where weights come from nor where results are.
-        loaded: called when all modules are imported and the arguments are parsed.
+        loaded: function that is called when all modules are imported and the arguments are parsed.
     """
     return FederatedCLI(
         L.LightningModule,

@@ -1,5 +1,5 @@
-"""Parsers of flsv's own commands, and the checks of their arguments. The module imports little, so that what is wrong
-is said at once and not after PyTorch is imported, which takes seconds."""
+"""Parsers of flsv's own commands, and checks of their arguments. The module imports little, so that errors are shown at
+once and not after PyTorch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def report_parser() -> ArgumentParser:
 
 
 def budget_of(parser: ArgumentParser, options: argparse.Namespace) -> Budget | None:
-    """Return the budget of ``flsv report``'s options; None without one. End the command if only its terms are given."""
+    """Return the budget in the options of ``flsv report``; None without ``--budget``. End the command with an error if
+    only options of a budget are given, such as ``--rule``."""
     names = ("by", "rule", "currency", "judged_by_partners")
     given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
@@ -167,15 +168,15 @@ PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "compare": compare_parser,
     "bench": bench_parser,
 }
-#: Commands without further arguments of ``flsv fit``.
+#: Commands that do not take arguments of ``flsv fit``.
 _ALONE = ("report", "bench")
 
 
 def check_arguments(command: str, args: Sequence[str]) -> None:
-    """Check the arguments of one of flsv's own commands: the options, a run's folder, and a budget.
+    """Check the options of one of flsv's own commands, and that the run's folder or the budget in them can be used.
 
     Args:
-        command: the command; nothing is checked of one that is not in :data:`PARSERS`.
+        command: the command; arguments of commands that are not in :data:`PARSERS` are not checked.
         args: its arguments.
 
     Raises:
@@ -209,6 +210,6 @@ def from_1(text: str) -> int:
 
 
 def _parser(command: str, further: str | None = None) -> ArgumentParser:
-    """Return a command's parser without options, described by the docstring of the command's module."""
+    """Return a parser without options for a command; its description is the docstring of the command's module."""
     source = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")
     return command_parser(f"flsv {command}", ast.get_docstring(ast.parse(source)), further)

@@ -55,12 +55,12 @@ def repeat(
         out: the folder below which each run writes into a folder of its own.
         first_seed: the first run's seed; the next runs have the following seeds.
         bars: whether to show the fits' progress bars.
-        say: called with a line of text when a run begins.
-        wait: called with a text that says what is being done, before each step that takes long.
+        say: function that is called with a line of text when a run begins.
+        wait: function that is called before each long step, with a text that says what is done.
 
     Returns:
-        A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the file that
-        it was written to. ``runs`` is the number of runs in which the client has a value; ``share`` is the client's
+        A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the path of
+        its file. ``runs`` is the number of runs in which the client has a value; ``share`` is the client's
         share of the means above 0, for metrics that are suitable for payment.
 
     Raises:
@@ -134,7 +134,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _show(rows: DataFrame, runs: int) -> None:
-    """Print a table of each metric: those with shares first, then those that are no basis for payment."""
+    """Print a table for each metric: first for metrics with shares, then for metrics that are no basis for payment."""
     for paid in (True, False):
         for metric, mine in rows.groupby("metric", sort=False):
             if mine["share"].notna().any() != paid:

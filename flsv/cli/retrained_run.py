@@ -1,7 +1,7 @@
-"""The work of ``flsv retrain`` on a run's federation, each piece in a process of its own.
+"""Functions by which ``flsv retrain`` works on a run's federation, each piece of work in a process of its own.
 
-The command's own process runs no code of the user's. So its forks are as good as fresh processes, and may use CUDA.
-Where it cannot be forked, a piece is a fresh process, ``python -m flsv.cli.retrained_run FILE``.
+The command's own process runs none of the user's code. So its forks are as good as fresh processes, and may use CUDA.
+If it cannot be forked, a piece of work runs in a fresh process, ``python -m flsv.cli.retrained_run FILE``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Question:
     """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
-        metric: the performance; None: the run's metrics', or accuracy.
-        mode: whether less or more of a logged value is better.
-        judges: who judges; None: who judged in the run.
+        metric: name of the performance measure; None: that of the run's metrics, or accuracy if they have none.
+        mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better; None for other measures.
+        judges: ``"server"`` or ``"clients"``, on whose samples models are scored; None: as in the run.
         participation: whether each coalition draws its own cohorts as the run does, or all its members train.
     """
 
@@ -66,7 +66,7 @@ class Question:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that trainings give."""
+        """Return the names of all scores that are computed of a trained model."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
@@ -87,23 +87,24 @@ class Question:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a run's federation, from the process that has made it.
+    """Facts about a run's federation, which the process that has built it sends to the command's process.
 
     Args:
         clients: the clients' names.
-        num_samples: ``[n]``, their numbers of samples.
+        num_samples: ``[n]``, the clients' numbers of samples.
         rounds: the number of rounds of a training.
-        question: how models are judged.
-        by: the name of the performance in files.
-        title: its name for readers.
-        majority: the fraction of the validation set's most frequent class if models are judged by accuracy; else NaN.
-        settings: all that utilities depend on, except the seed.
-        changed: the settings that differ from the run's.
-        another_game: whether all members of a coalition train in every round, and the run has drawn cohorts.
-        said: lines for the user.
-        warned: warnings for the user.
+        question: the options of training and scoring, without None for a value that the run determines.
+        by: the name of the performance measure in files.
+        title: the name of the performance measure in tables and texts.
+        majority: the fraction of the validation set's most frequent class if the measure is accuracy; else NaN.
+        settings: all settings on which utilities depend, except the seed.
+        changed: texts about the settings that differ from the run's.
+        another_game: whether all members of a coalition train in every round although the run drew cohorts.
+        said: lines to print.
+        warned: warnings to show.
         on_cpu: whether the trainings use no accelerator.
-        checkpoint: the run's last checkpoint if the coalition of all clients must come to its weights.
+        checkpoint: the run's last checkpoint, whose weights the coalition of all clients must reproduce; None if they
+            cannot be compared.
     """
 
     clients: list[str]
@@ -123,18 +124,18 @@ class Facts:
 
 
 def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
-    """Make a run's federation in this process, and return facts about it.
+    """Build a run's federation in this process, and return facts about it.
 
     Args:
         run: the run's folder.
-        arguments: the arguments of :func:`flsv.cli.saved_run.saved_run`.
+        arguments: the arguments that :func:`flsv.cli.saved_run.saved_run` yields.
         seed: the run's seed.
-        question: how coalitions are trained, and models judged.
-        which: the coalitions.
+        question: the options of how coalitions are trained and their models scored.
+        which: which coalitions are trained.
         changes: whether the arguments change the run's configuration.
 
     Raises:
-        ConfigurationError: the data are not those of the run, or models cannot be judged so.
+        ConfigurationError: the data are not those of the run, or models cannot be scored as ``question`` says.
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -179,9 +180,8 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint, with which the model of the coalition of all clients is compared, and None.
-
-    Where they cannot be compared: None, and a sentence with the reason.
+    """Return the run's last checkpoint, with which the model of the coalition of all clients is compared, and None. If
+    the two cannot be compared, return None and a sentence with the reason.
     """
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
@@ -203,7 +203,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint: Path | None, threads: int) -> Any:
-    """Make a run's federation in this process, and do a piece of work with it, see
+    """Build a run's federation in this process, do a piece of work with it, and return the result; see
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli = make_run(arguments, piece.seed)
@@ -212,11 +212,12 @@ def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
-    """Make the task in which a child process calls a function of this module.
+    """Return the task in which a child process calls a function of this module. The task's answer is the function's
+    result or the ConfigurationError that it raises.
 
     Args:
-        folder: a folder for the file that a fresh process reads.
-        function: the function; its answer is what it returns, or the ConfigurationError that it raises.
+        folder: folder for a file with the call, if the child is a fresh process.
+        function: the function.
         arguments: its arguments.
     """
     call = partial(_answer_of, function, *arguments)
@@ -238,17 +239,17 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 def told_run(
     run: Path, overrides: Sequence[str], question: Question, which: Which
 ) -> Iterator[tuple[list[str], int, Facts]]:
-    """Yield the arguments that make a run's federation, the run's seed, and facts about the federation.
+    """Yield the arguments from which a run's federation is built, the run's seed, and facts about the federation.
 
     Args:
         run: the run's folder.
         overrides: arguments of ``flsv fit``, which override the run's configuration.
-        question: how coalitions are trained, and models judged.
-        which: the coalitions.
+        question: the options of how coalitions are trained and their models scored.
+        which: which coalitions are trained.
 
     Raises:
-        ConfigurationError: the folder holds no configuration; the data are not those of the run; or models cannot be
-            judged so.
+        ConfigurationError: the folder has no configuration; the data are not those of the run; or models cannot be
+            scored as ``question`` says.
     """
     with saved_run(run, overrides) as (arguments, first):
         task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, first, question, which, bool(overrides))

@@ -1,4 +1,4 @@
-"""Restoration of the trainer, module and data of a run of ``flsv fit`` from the run's folder."""
+"""Functions that build the trainer, module and data of a run of ``flsv fit`` again, from the run's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Sections of a saved configuration that define a federation.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
-#: Arguments with which trainings print, save and draw nothing.
+#: Arguments by which a fit prints nothing, saves nothing and draws no figures.
 QUIET = (
     *NO_BARS,
     "--trainer.logger=false",
@@ -34,16 +34,17 @@ QUIET = (
 
 @contextmanager
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
-    """Yield arguments from which :func:`make_run` makes a run's trainer, module and data anew, and the run's own seed.
+    """Yield the arguments from which :func:`make_run` builds a run's trainer, module and data again, and the run's
+    seed.
 
-    The second of the arguments is a file in a temporary folder, which exists within this context.
+    The second argument is the path of a file in a temporary folder that exists only within this context.
 
     Args:
         run: the run's folder.
         arguments: arguments of ``flsv fit``, which override the run's configuration.
 
     Raises:
-        ConfigurationError: the folder holds no configuration.
+        ConfigurationError: the folder has no configuration.
     """
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
@@ -52,14 +53,14 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
 
 
 def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
-    """Make the trainer, module and data of the arguments that :func:`saved_run` yields, with this seed."""
+    """Build the trainer, module and data from the arguments that :func:`saved_run` yields, with the seed ``seed``."""
     return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
 
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
-    """Yield arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed, while the partition
-    does not change: open seeds in the sections ``data`` and ``federation`` are set to ``seed``."""
+    """Yield arguments of ``flsv fit`` for a resolved configuration in which seeds that are None in the sections
+    ``data`` and ``federation`` are ``seed``. So the partition stays the same whatever ``--seed_everything`` is."""
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
@@ -76,13 +77,13 @@ def _with_seed(config: Any, seed: int) -> Any:
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Raise ConfigurationError unless the present clients and their samples are those of the run.
+    """Check that the clients and their samples are the same as in the run.
 
     Args:
         run: the run's folder, for the message.
         record: the content of the run's ``run.json``.
-        identity: the identity of the present data.
-        names: the names of the present clients.
+        identity: the identity of the data to check.
+        names: the names of the clients in these data.
 
     Raises:
         ConfigurationError: clients are new or missing, or have other samples; the message names them.
@@ -100,20 +101,21 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
 
 
 def changed_settings(run: Path, identity: Identity) -> list[str]:
-    """Return a text for every setting, except the number of rounds, that differs from the run's configuration."""
+    """Return a text for each setting of ``identity``, except the number of rounds, that differs from the run's."""
     before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the performance measure of a run's metrics and its mode, the arguments ``performance`` and ``mode``.
+    """Return the performance measure of a run's metrics and its mode, as for their arguments ``performance`` and
+    ``mode``.
 
-    The mode is None where the measure needs none. For metrics without a measure it is accuracy, and for values per
-    class balanced accuracy, the mean of the classes' accuracies.
+    The mode is None if the measure needs none. If no metric has a measure, it is accuracy. In place of accuracy per
+    class it is balanced accuracy, the mean of the classes' accuracies.
 
     Raises:
-        ConfigurationError: the metrics used several performances, or an object that the command line cannot name.
+        ConfigurationError: the metrics use several measures, or an object that the command line cannot name.
     """
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
@@ -133,7 +135,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 
 def judges_of(loop: FederatedLoop) -> Judges:
-    """Return the judges of coalitions' models in a run: ``"clients"`` if the clients judged in all games, else
+    """Return who scored coalitions' models in a run: ``"clients"`` if the clients did so for all metrics, else
     ``"server"``."""
     found = {getattr(loop.metrics[name], "judges", "server") for name in loop.board.performances}
     return "clients" if found == {"clients"} else "server"

@@ -44,14 +44,14 @@ def value(
 ) -> Valuation:
     """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
-    The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
-    :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<name>``.
+    Each client's own files are written to ``out/clients/<name>``: a grid of its most harmful images and the list of its
+    flagged samples (``flagged.csv``, see :func:`flsv.valuation.write_flagged`).
 
     Args:
         data: the data module, set up or not.
         valuer: the method of valuation.
         out: the folder of the files.
-        seed: seed of the protocol's first points; None: the seed of ``seed_everything``.
+        seed: seed of the random points with which the protocol starts; None: the seed of ``seed_everything``.
         pictures: the number of images in each client's grid; 0 for none.
         validation: whether to use the server's validation set, if there is one; False: use the clients' barycenter.
         device: the device on which features are computed, such as ``"cuda"`` for a backbone.
@@ -90,7 +90,7 @@ def value(
 
 
 def valuation_columns(found: Valuation) -> dict[str, Tensor]:
-    """Return the columns of the table and of the CSV file, ``{name: [n]}``."""
+    """Return the columns of the table and of the CSV file, ``{name: values [n]}``."""
     columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})

@@ -29,8 +29,8 @@ from flsv.data import FederatedDataModule
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import seed_or_default
 
-#: Options that change no number: folders, what is shown, and speed. The size of evaluation batches is an exception if a
-#: module logs values with a batch_size of its own.
+#: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if
+#: a module logs values with a batch_size of its own.
 IDLE = {
     "trainer": {
         "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
@@ -42,11 +42,11 @@ IDLE = {
     },
     "federation": {"reporting", "seed"},
 }  # fmt: skip
-#: Packages whose versions stand for their code.
+#: Packages whose versions, not source files, are part of an identity.
 PACKAGES = ("flsv", "torch", "lightning")
 #: Packages whose classes' source is not hashed.
 INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
-#: Arguments of strategies, metrics and privacy that may change, too: a larger budget lets a stopped run continue.
+#: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
 FREE = {"max_epsilon", "workers", "server_lr"}
 
 
@@ -55,7 +55,7 @@ class Identity:
     """The identity of an experiment.
 
     Args:
-        settings: the settings as text, ``{dotted name: text}``.
+        settings: ``{dotted name: value as text}``.
         samples: hashes of the samples, ``{client's number or "server": hash}``, see :func:`sample_hashes`.
 
     Example:
@@ -68,36 +68,35 @@ class Identity:
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """Return the identity in JSON types."""
+        """Return the identity as nested dictionaries of texts, which JSON can hold."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        """Return settings and sample hashes in one flat mapping."""
+        """Return the settings and the hashes of samples in one flat dictionary."""
         return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
 
     @property
     def key(self) -> str:
-        """Return a short hash of settings and samples."""
+        """Return a hash of settings and samples, 12 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Return one text for each setting that differs from ``before``, and one that names the holders of other
-        samples."""
+        """Return a list of texts: one for each setting that differs from ``before``'s, and one that names the clients
+        or the server with other samples. If ``before`` has no settings, the only text says that nothing is known."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Return a text for each setting that differs from ``other``'s, formatted with the template ``words`` and both
-        values."""
+        """Return a text for each setting that differs from ``other``'s: its name and ``words``, a template for this
+        identity's value and ``other``'s."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Return the names of the clients and the server whose samples differ from ``other``'s; "" if there are
-        none."""
+        """Return a text that names the clients and the server whose samples differ from ``other``'s; "" if none do."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -105,9 +104,9 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """Return a loop's settings that determine its numbers, ``{option: text}``, with the state before the first round.
+    """Return a loop's settings that determine its results, ``{option: text}``; call this before the first round.
 
-    Other settings (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds and are left
+    Settings that may change between two rounds (``local_epochs``, options of evaluation, logs and figures) are left
     out.
 
     Args:
@@ -130,8 +129,8 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
         data: the data module, set up.
 
     Returns:
-        The identity: its settings are those of the loop and the data; its samples are one hash per client of which
-        samples the client holds, with their contents and labels, and the hash of the server's validation set.
+        The identity. Its ``settings`` are those of the loop and the data. Its ``samples`` are a hash for each client,
+        of the indices, contents and labels of the client's samples, and a hash of the server's validation set.
     """
     facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
@@ -145,7 +144,7 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages whose code computes the numbers, as an identity's settings.
+    """Return the versions of :data:`PACKAGES`, which compute the results, as settings of an identity.
 
     Example:
         >>> sorted(versions())
@@ -155,12 +154,13 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of an identity for a resolved configuration of ``flsv fit``: without options that change no
-    number, with hashes of the user's own classes' source and the versions of the packages.
+    """Return the settings of an identity for a resolved configuration of ``flsv fit``.
+
+    Options that change no result, and the seed, are left out. Hashes of the source of the user's own classes and the
+    versions of the packages are added.
 
     Args:
-        config: the sections ``model``, ``data``, ``federation`` and ``trainer`` of the configuration; the seed is not
-            among the settings.
+        config: the sections ``model``, ``data``, ``federation`` and ``trainer`` of the configuration.
 
     Example:
         >>> files = {"root": "there"}
@@ -184,8 +184,8 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """Return a hash of the source files of a class and its bases, or of a function; "" for installed code, which the
-    package's version identifies.
+    """Return a hash of the source files of a class and its bases, or of a function. Code of the packages in
+    :data:`INSTALLED` is left out; "" if nothing is left.
 
     Raises:
         OSError: the source is not available, such as that of a class typed into a Python prompt.
@@ -205,8 +205,9 @@ def source_of(made_by: Any) -> str:
 
 
 def described(value: Any, depth: int = 4) -> str:
-    """Describe an object by its class and its constructor's arguments, with the same text in every process. Tensors are
-    left out: they are learned.
+    """Describe an object by its class and its constructor's arguments, with the same text in every process.
+
+    Tensors are left out, because they are learned. ``depth`` is the number of levels of nested objects to describe.
 
     Example:
         >>> from flsv.aggregation import FedAvg
@@ -249,8 +250,8 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
-    """Return ``{holder: hash}`` of the samples and labels of each client, by number, and of ``"server"``'s validation
-    set."""
+    """Return ``{holder: hash}`` of samples and labels; a holder is a client's number, or ``"server"`` for the server's
+    validation set."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
@@ -287,7 +288,7 @@ def _holder(name: str) -> str:
 def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """Return the run's hyper-parameters as a flat mapping.
+    """Return the run's hyper-parameters for loggers as a flat dictionary.
 
     Args:
         config: the loop's configuration.
@@ -305,7 +306,9 @@ def hyperparameters(
 
 
 def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """Return a name for a federation, made of the strategies that differ from the default.
+    """Return a name for a federation: the classes of its personalizer, client algorithm and aggregator, joined by "+".
+
+    The default aggregator, FedAvg, is named only if there is no other strategy to name.
 
     Args:
         strategies: the federation's strategies, ``{role: strategy}``.

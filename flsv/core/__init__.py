@@ -1,5 +1,5 @@
 """Types that all parts of flsv share: rounds and their messages, clients and their data, strategies, the parameter
-space; no method of the literature.
+space. Published methods are implemented in other packages.
 """
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients

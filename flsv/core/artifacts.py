@@ -22,10 +22,10 @@ _KEY = "artifacts"
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """Return a folder name for each client: the client's name as far as file systems allow, each name different.
+    """Return a different folder name for each client: its name, without characters that file systems refuse.
 
     Args:
-        names: the clients' names, by number; any text.
+        names: the clients' names, in the order of their numbers; any text.
 
     Example:
         >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
@@ -50,7 +50,7 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
     Args:
         local: the client's own data; call this inside a question to the client.
         name: the file's name without its extension, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
-        draw: called when the file is written; returns a figure, or the text of a ``.csv`` file.
+        draw: function that is called when the file is written, and returns a figure or the text of a ``.csv`` file.
 
     Raises:
         ConfigurationError: ``name`` is not a plain file name, so it could lead out of the client's folder.
@@ -59,12 +59,12 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Write the client's pictures and tables into its folder; asked as a question, its answer to the server is empty.
+    """Write the client's pictures and tables into its folder. As a question to a client it returns nothing.
 
     Args:
         local: the client's own data.
         folder: the client's folder; created if it does not exist.
-        step: the round's number, to write TensorBoard events beside the ``.png`` files; None: no events.
+        step: the round's number, for TensorBoard events beside the ``.png`` files; None: no events are written.
 
     Example:
         >>> import tempfile, torch

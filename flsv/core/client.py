@@ -74,21 +74,22 @@ class Channel:
         self.messages = []
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove the messages from index ``first`` on, and return them as plain values for :meth:`prepend`."""
+        """Remove the messages from index ``first`` on, and return them as tuples of plain values for
+        :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Insert messages returned by :meth:`pop_since` before those of this round; they then count as messages of this
-        round."""
+        """Insert messages that :meth:`pop_since` returned before this round's messages, so that they are counted in
+        this round."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
     taken_out, put_first = pop_since, prepend  # the names before 1.1
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Do not count messages within this context: for questions that only a simulation asks, not a deployment."""
+        """Do not count messages within this context, for questions that a simulation asks and a deployment does not."""
         self._muted = True
         try:
             yield
@@ -106,7 +107,7 @@ class Channel:
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
-        """Return the direction and the name of every kind of message in this round."""
+        """Return the set of ``(direction, name)`` of this round's messages."""
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:
@@ -144,17 +145,17 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """A remote client did not answer a question: it is away, late, or failed."""
+    """Error for a remote client that did not answer a question, because it is away, late, or has failed."""
 
 
 class Client:
-    """A participant as the server sees it: a number, and a way to ask questions.
+    """A participant as the server sees it: a number, and the method :meth:`ask`, which sends it a question.
 
     Args:
         id: the client's number.
         data: the client's own data, which only a question to this client can read.
-        channel: counts the questions and answers; None: they are not counted.
-        owners: the process (rank) of every client; None: all clients are in this process.
+        channel: the channel that counts the questions and answers; None: they are not counted.
+        owners: the assignment of all clients to processes (ranks); None: all clients are in this process.
 
     Example:
         >>> import torch
@@ -174,12 +175,12 @@ class Client:
         self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer; from any thread.
+        """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer.
 
         Tensors in the arguments are counted as sent down, those in the answer as sent up. Bind settings that both sides
-        know to the question beforehand (``functools.partial``): they are not counted. With clients in several processes
-        the client's process answers and all processes get the answer; therefore all of them must ask, on one thread, or
-        within :func:`map_clients`.
+        know to the question beforehand (``functools.partial``): they are not counted. In a single process any thread
+        may ask. With clients in several processes, the client's process answers and all processes get the answer;
+        therefore every process must ask, on one thread or within :func:`map_clients`.
 
         Args:
             question: called with the client's :class:`flsv.core.LocalData` and the arguments.
@@ -190,7 +191,7 @@ class Client:
             The question's result.
 
         Raises:
-            NoAnswer: the client is at a site of its own, which is away, late, or failed.
+            NoAnswer: the client is at a remote site, which is away, late, or has failed.
         """
         owners, answer = self._owners, None
         if owners is None or owners.has(self.id):
@@ -260,7 +261,7 @@ def map_clients(
     place = {client.id: i for i, client in enumerate(clients)}
 
     def counted(messages: Iterable[Message]) -> list[Message]:
-        """Sort messages by client: on a thread pool they come in any order."""
+        """Return the messages sorted by client, because on a thread pool they come in any order."""
         return sorted(messages, key=lambda message: place[message.client])
 
     if owners is None or owners.conversing:

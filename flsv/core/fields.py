@@ -1,4 +1,5 @@
-"""Stages of a round, the stage after which each field of a round is known, and models of coalitions of clients."""
+"""Stages of a round, the stage after which each attribute of :class:`flsv.core.Round` is known, and
+:class:`TrainedCoalitions`, the models of coalitions of clients."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import Tensor
 
 Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: The stages in their order. A field without a mark is known after ``"training"``, before aggregation.
+#: The stages in their order. An attribute of a round without a mark is known after ``"training"``.
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _KNOWN_AFTER: dict[str, Stage] = {}
@@ -18,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property of a round as known only after a stage. Put the decorator below ``@cached_property``.
+    """Mark a property of a round as known only after ``stage``. Put this decorator below ``@cached_property``.
 
     Example:
         >>> @after("aggregation")
@@ -35,18 +36,19 @@ def after(stage: Stage) -> Callable[[F], F]:
 
 
 def known_after(names: Iterable[str], stage: Stage) -> None:
-    """Mark plain fields of a round as known only after a stage."""
+    """Mark the dataclass fields ``names`` of a round as known only after ``stage``."""
     _KNOWN_AFTER.update(dict.fromkeys(names, stage))
 
 
 def stage_of(names: Iterable[Any]) -> Stage:
-    """Return the stage after which a metric that reads these fields is updated: the latest stage of all the fields."""
+    """Return the stage after which a metric that reads the attributes ``names`` of a round can be updated: the latest
+    of their stages."""
     stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
     return max(stages, key=STAGES.index, default="training")
 
 
 def derived(cls: type) -> set[str]:
-    """Return the names of the attributes of a class that are cached properties."""
+    """Return the names of a class's cached properties."""
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 
@@ -68,8 +70,8 @@ class TrainedCoalitions:
 
         Args:
             games: the round's :class:`flsv.games.CoalitionGames`.
-            metric: the performance to evaluate.
-            masks: bool ``[J, n]``, J rows of :attr:`masks`.
+            metric: the performance measure.
+            masks: bool ``[J, n]``, the coalitions to evaluate, J rows of :attr:`masks`.
 
         Returns:
             The coalitions' utilities ``[J]``, or ``[J, M]`` for each of M classes.

@@ -1,10 +1,10 @@
 """LocalData: one participant's data and the state it keeps between rounds, readable only inside a question to it.
 
-The simulation runs in one process. A :class:`LocalData` opens only while its client answers a question
-(:meth:`Client.ask`), and exactly the answer crosses to the server. That guards against mistakes: server code that reads
-a client's samples by accident raises an error. It does not guard against malice: a client answers any question, also
+The simulation runs in one process. A :class:`LocalData` can be read only while its client answers a question
+(:meth:`Client.ask`), and only the answer crosses to the server. That guards against mistakes: server code that reads a
+client's samples by accident raises an error. It does not guard against malice: a client answers any question, even
 ``client.ask(lambda local: local.samples())``, and within one process Python hides nothing. Only a boundary between
-processes is enforced. ``docs/trust.md`` lists what a simulation shows that a deployment would not.
+processes is enforced. ``docs/trust.md`` lists what a simulation shows and a deployment would not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """The entries of a state whose names begin with a prefix, under their names without the prefix.
+    """View of a state that contains only the entries whose names begin with a prefix, named without the prefix.
 
     Example:
         >>> import torch
@@ -70,14 +70,14 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError: stands in for an evaluator or a module where no model is trained."""
+    """Raise ConfigurationError. :class:`LocalData` calls this in place of an evaluator or a module before training."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    """Raise ConfigurationError: stands in for an evaluator of models by any performance, outside of a fit."""
+    """Raise ConfigurationError. Outside of a fit :class:`LocalData` calls this for scores that only a fit computes."""
     raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
 
 
@@ -88,12 +88,12 @@ class LocalData:
     Args:
         name: the participant's name, for messages.
         batches: function from a split to its batches ``(x, y)``, in a fixed order, on the module's device.
-        class_counts: int64 ``[M]``, the participant's training samples of each class.
-        population: int64 ``[M]``, the whole federation's training samples of each class, as secure aggregation would
-            tell every client.
+        class_counts: int64 ``[M]``, the participant's number of training samples of each class.
+        population: int64 ``[M]``, the whole federation's number of training samples of each class, which secure
+            aggregation could tell every client.
         evaluator: function from batches to an :data:`Evaluator` of models on these batches.
         module: function from a vector ``[P]`` to a copy of the module that holds it.
-        state: returns the tensors that the participant keeps between rounds; by default a dictionary of its own.
+        state: function that returns the tensors that the participant keeps between rounds; None: a new dictionary.
         guarded: whether reading outside of a question is refused; False for the server's own validation set.
         any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` of models by that
             score.
@@ -223,13 +223,14 @@ class LocalData:
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return the number that this client reports under ``name`` instead of the true one, ``value``; both are scalar
-        tensors."""
+        """Return the number that this client reports under ``name``, a scalar tensor: the true one, ``value``, unless
+        the client falsifies its reports."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
+        """Return all m samples of a split in a fixed order: inputs x ``[m, ...]``, and the client's own labels y
+        ``[m]``.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
@@ -249,15 +250,16 @@ class LocalData:
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
-        """Compute the scores of K models, vectors of P entries, ``[K, P]``, on this participant's samples;
-        ``.value("accuracy")`` of the result is ``[K]``."""
+        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples; the result's
+        ``value("accuracy")`` returns the K accuracies ``[K]``."""
         self._check()
         if (split, None) not in self._evaluators:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
         return self._evaluators[split, None](vectors)
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """Compute the utilities (performances of which more is better) of models on this participant's samples.
+        """Compute the utilities of models (their performance, with the sign by which more is better) on a split of this
+        participant's samples.
 
         Args:
             vectors: ``[K, P]``, the K models.
@@ -276,8 +278,8 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
-        """Return a copy of the module with the parameters and buffers of a vector, in evaluation mode; valid until the
-        next call."""
+        """Return a copy of the module, in evaluation mode, with the parameters and buffers of ``vector [P]``; the next
+        call overwrites it."""
         self._check()
         return self._module(vector)
 

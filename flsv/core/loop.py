@@ -1,4 +1,4 @@
-"""Loop: the attributes of a FederatedLoop for code below ``flsv.federation``, which cannot import the class."""
+"""Loop: the attributes of a FederatedLoop, for packages that ``flsv.federation`` imports and that cannot import it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Loop(Protocol):
-    """Protocol of a :class:`flsv.FederatedLoop`, for code that uses a loop but does not run its rounds.
+    """Protocol with the attributes of a :class:`flsv.FederatedLoop` that other packages use.
 
     Attributes:
         config: the loop's arguments, a :class:`flsv.configuration.federation_config.FederationConfig`.
-        seed: the seed of every random choice; None: it is drawn when the fit starts.
+        seed: the seed of every random choice; None: a seed is drawn when the fit starts.
         metrics: the metrics that the loop updates, by name.
         strategies: the aggregator, personalizer, sampler and client algorithm by role.
         clients: the run's clients, by number; from the start of a fit on.
@@ -51,7 +51,7 @@ class Loop(Protocol):
 
 
 def is_loop(callback: object) -> TypeGuard[Loop]:
-    """Return whether a callback is a FederatedLoop; no attribute is read, since some exist only within a fit.
+    """Return whether a callback is a FederatedLoop, by its class only, since some attributes exist only within a fit.
 
     Example:
         >>> from flsv import FederatedLoop
@@ -65,7 +65,7 @@ def find_loop(callbacks: Iterable[object]) -> Loop:
     """Return the FederatedLoop among a trainer's callbacks.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no callback is a FederatedLoop.
 
     Example:
         >>> from flsv import FederatedLoop

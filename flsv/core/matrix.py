@@ -1,6 +1,6 @@
-"""ClientMatrix: a cohort's models, with norms, products and weighted sums of their updates, without a second matrix.
+"""ClientMatrix: a cohort's models, and norms, products and weighted sums of their updates without a second matrix.
 
-A cohort of k models of P entries each is the largest tensor that the server holds. Computations on the clients'
+The k models of a cohort, of P entries each, are the largest tensor that the server holds. Computations on the clients'
 *updates* d_i = x_i - s_i (client i's model minus the model that it started from) therefore process the matrix in blocks
 of columns of a fixed size.
 """
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from flsv.functional.distances import distances
 
-#: Bytes of a block; a few blocks exist at a time. On a CPU a block should fit the cache: the system allocates memory of
-#: larger blocks anew each time, which is up to six times as slow. On a GPU each block costs a kernel launch.
+#: Bytes of a block on a GPU, where each block costs a kernel launch, and on a CPU, where a block should fit the cache:
+#: the system allocates larger blocks anew each time, which is up to six times as slow. A few blocks exist at a time.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
 #: A matrix that would take more than this fraction of the machine's memory is stored in a file.
 LARGE = 0.25
 #: File with the memory limit of a container, on Linux.
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-#: Entries of one client's update to compute at a time, if each client has its own start point.
+#: The fewest entries of one client's update to compute at a time, if each client has its own start point.
 LEAST_PIECE = 2**12
 
 
@@ -32,14 +32,13 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
     """Allocate an uninitialized tensor for ``count`` models, vectors of P entries each, ``[count, P]``.
 
     On a CPU under Linux, a tensor that would take more than a quarter of the machine's memory is stored in a mapped
-    file without a name, which the system deletes with the tensor, however the process ends. The system holds as much of
-    the file in memory as there is room for; results are the same to the bit.
+    file without a name, which the system deletes with the tensor, however the process ends. The system keeps as much of
+    the file in memory as there is room for. The results are the same to the bit.
 
     Args:
         count: the number of rows.
         like: ``[P]``, a tensor of the rows' length, type and device.
-        folder: the folder for the file, on a disk; if it does not exist (or is on another machine), the system's
-            temporary folder is used.
+        folder: the folder for the file; if it does not exist on this machine, the system's temporary folder is used.
 
     Raises:
         OSError: the disk is too full for the file.
@@ -58,7 +57,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return a copy of the rows with the given indices (default: all rows); it is stored in a file if the matrix is."""
+    """Return a copy of the rows with the indices ``rows`` (None: all); it is stored in a file if ``matrix`` is."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -79,13 +78,12 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models of a cohort of k clients, vectors of P entries, ``[k, P]``, and the models that the clients started
-    from.
+    """The models of a cohort of k clients, vectors of P entries, and the models that the clients started from.
 
     Args:
         rows: ``[k, P]``, the clients' models.
-        starts: for every client the vector ``[P]`` that it started from; the same tensor object for all clients that
-            started from the global model.
+        starts: for each of the k clients the model ``[P]`` that it started from; the same tensor object for all clients
+            that started from the global model.
         block_bytes: the size of a block of columns; None: a size that suits the device.
 
     Example:
@@ -108,7 +106,7 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
-        """Return a view of the first ``end`` columns, such as the parameters without the buffers."""
+        """Return a ClientMatrix that is a view of the first ``end`` columns, such as the parameters without buffers."""
         part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
         part._common = None if self._common is None else self._common[:end]
         return part
@@ -117,24 +115,25 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Yield slices that cover the columns up to ``end`` (default: all), each a block of a fixed number of bytes."""
+        """Yield slices, each a block of columns of about ``block_bytes``, that cover the columns up to ``end`` (None:
+        all)."""
         end = self.rows.shape[1] if end is None else end
         width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute the updates of the k clients in a slice of the columns, a new tensor ``[k, width of the slice]``."""
+        """Compute the k clients' updates in the slice ``columns``, a new tensor ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
 
     def update(self, client: int) -> Tensor:
-        """Compute the update (model minus start point) of the client in row ``client``, a new vector."""
+        """Compute the update ``[P]`` (model minus start point) of the client in row ``client``, a new tensor."""
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """Compute the sum of all updates, each times its client's weight, over the first ``end`` columns, a vector of
-        that length."""
+        """Compute the sum of the k updates, each times its client's entry of ``weights [k]``, over the first ``end``
+        columns (None: all), ``[end]``."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -142,22 +141,22 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of each of the k updates' first columns with a vector of that length, float64
-        ``[k]``."""
+        """Compute the inner product of ``vector`` with each of the k updates, over the first ``len(vector)`` columns,
+        float64 ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """Compute the Euclidean norms of the k updates over the first ``end`` columns without overflow, float64
-        ``[k]``."""
+        """Compute the Euclidean norms of the k updates over the first ``end`` columns (None: all), without overflow,
+        float64 ``[k]``."""
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """Compute the inner products of all pairs of the k updates over the first ``end`` columns, float64
+        """Compute the inner products of all pairs of the k updates over the first ``end`` columns (None: all), float64
         ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):

@@ -33,8 +33,8 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the classifier head's part of vectors ``[..., P]``: for each of M classes D weights, and the bias if
-        included, ``[..., M, D (+1)]``."""
+        """Return the classifier head's part of ``vectors [..., P]``, ``[..., M, D]``: one row of D weights for each of
+        M classes. With ``include_bias`` the class's bias, if there is one, follows the weights, ``[..., M, D + 1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -48,7 +48,7 @@ class ParameterSpace:
     written. :meth:`unflatten` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
 
     Args:
-        module: a module of the structure to map. Tied parameters appear once.
+        module: a module of the structure to map. Parameters that several layers share appear once.
         head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
@@ -63,10 +63,11 @@ class ParameterSpace:
         private_names: names of the entries that each client keeps to itself.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
         non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
-            attention masks of -inf. Their averages would be NaN: they are not in the vector, and must stay as they are.
+            attention masks of -inf. Their averages would be NaN, so the vector does not hold them; they must not
+            change.
         num_parameters: the length of the vector's first part, the parameters; the rest are buffers.
-        head: the :class:`Head`; None where there is no linear layer, or the vector does not hold the head's weights.
-        unshared_head: the head's name, where the vector does not hold the head's weights; else None.
+        head: the :class:`Head`; None if there is no linear layer, or the vector does not hold the head's weights.
+        unshared_head: the head's name if the vector does not hold the head's weights; else None.
 
     Raises:
         ConfigurationError: ``head`` is unknown or names a layer without a weight matrix; parameters are complex.
@@ -123,8 +124,7 @@ class ParameterSpace:
     left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
-        """Copy the module's state into a vector of length :attr:`size` and return it: into ``out`` if it is given, else
-        into a new vector."""
+        """Copy the module's state into ``out``, a vector of length :attr:`size` (None: a new vector), and return it."""
         tensors = self._shared(module)
         if out is None:
             out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
@@ -142,7 +142,7 @@ class ParameterSpace:
         """Check that the module still has the parameters and buffers with which this space was created.
 
         Raises:
-            ConfigurationError: entries have come or gone; the message names them.
+            ConfigurationError: entries were added or removed; the message names them.
         """
         now = dict(_float_state(module))
         known = self._floating
@@ -162,21 +162,22 @@ class ParameterSpace:
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Write a client's own entries, ``{name: tensor}``, into the module; entries that are not given stay as they
-        are."""
+        """Write a client's own entries, ``{name: tensor}``, into the module; entries not in ``tensors`` stay
+        unchanged."""
         if tensors:
             for name, tensor in named_state(module):
                 if name in tensors:
                     tensor.copy_(tensors[name])
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the module's parameters that the space treats as constant, ``{name: parameter}``."""
+        """Return the parameters of ``module`` that are in :attr:`constant_names`, ``{name: parameter}``."""
         if not self._constant:
             return {}
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Describe the shared, private and constant entries: for each kind, their number and a hash of their names."""
+        """Return ``{kind: text}`` with the number of the shared, private and constant entries and a hash of their
+        names."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -190,8 +191,8 @@ class ParameterSpace:
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split vectors of length :attr:`size`, or of length :attr:`num_parameters`, into ``{name: tensor}`` of views;
-        leading dimensions of a stack of vectors are kept."""
+        """Split a vector, or a stack of vectors ``[..., length]``, into views ``{name: tensor [..., *shape]}``. The
+        length is :attr:`size`, or :attr:`num_parameters` for the parameters only."""
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
@@ -227,21 +228,21 @@ class ParameterSpace:
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor
-    once."""
+    """Yield ``(name, tensor)`` of the parameters, then of the persistent floating-point buffers, then of the other
+    persistent buffers (counters), each tensor once."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
 
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, then persistent floating-point buffers, each tensor once."""
+    """Yield ``(name, tensor)`` of the parameters, then of the persistent floating-point buffers, each tensor once."""
     yield from module.named_parameters()
     yield from _buffers(module, floating=True)
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of a module's persistent buffers: of floating-point (or complex) type, or of all
-    others."""
+    """Yield ``(name, tensor)`` of a module's persistent buffers: with ``floating`` those of floating-point or complex
+    type, else those of other types."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
@@ -253,7 +254,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape yet (lazy layers), or holds NaN or infinite values."""
+    """Raise ConfigurationError if a parameter has no shape yet (lazy layers), or a trainable one is not finite."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(

@@ -17,8 +17,8 @@ LIGHTNINGS = frozenset(vars(L.LightningModule()))
 def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Yield ``(name, layer, attribute name, tensor)`` for each tensor that a module keeps as a plain attribute.
 
-    Tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer, and the states of
-    torchmetrics are left out.
+    Tensors that require a gradient (outputs), tensors that share their memory with a parameter or buffer, and the
+    states of torchmetrics are left out.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -30,8 +30,8 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
 
 
 def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield ``(name, layer, attribute name, value)`` like :func:`plain_tensors`, also for (nested) tuples of tensors
-    (an LSTM's state) and for None, which a tensor may replace later."""
+    """Yield ``(name, layer, attribute name, value)`` as :func:`plain_tensors` does, but also for attributes that hold a
+    (nested) tuple of tensors, such as an LSTM's state, or None, which a tensor may replace later."""
     found = list(_plain_attributes(module))
     own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
     known = {_memory(tensor) for tensor in own_tensors}
@@ -41,8 +41,8 @@ def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield ``(name, layer, attribute name, value, tensors in the value)`` for all layers' attributes without a
-    gradient, except those of torchmetrics and their children."""
+    """Yield ``(name, layer, attribute name, value, tensors in the value)`` for all attributes of layers that hold
+    tensors or None and require no gradient. Metrics of torchmetrics and their child modules are left out."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
@@ -55,8 +55,8 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def leaves(value: Any) -> list[Tensor] | None:
-    """Return the list of tensors in a tensor, in a (nested) tuple of tensors, or in None; for any other value return
-    None."""
+    """Return the tensors that ``value`` consists of: itself, or those of a (nested) tuple; an empty list if it is None.
+    Return None if ``value`` is anything else."""
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
     parts = [leaves(part) for part in value] if type(value) is tuple else []

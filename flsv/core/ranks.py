@@ -14,8 +14,8 @@ from torch import Tensor
 class Ranks:
     """Communication among the processes (ranks) of a federation; this base class is for a single process.
 
-    All ranks must call the same methods in the same order. The argument ``about`` names the exchange: if the names of
-    the ranks differ, the ranks are out of step, and an error is raised.
+    All ranks must call the same methods in the same order. The argument ``about`` names the exchange: an error is
+    raised if two ranks pass different names, because they are then out of step.
 
     Attributes:
         rank: this process's number, from 0.
@@ -31,36 +31,38 @@ class Ranks:
     aborted = False
 
     def all_gather(self, value: Any, about: str) -> list[Any]:
-        """Return the list of all ranks' values, in the order of the ranks; this rank's own value is not copied."""
+        """Return the values that all ranks passed, in the order of the ranks; this rank's own value is not copied."""
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value that rank ``source`` passed, on all ranks."""
+        """Return the value that rank ``source`` passed; the other ranks' ``value`` is ignored."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Replace row i of the k rows of ``matrix`` by row i of rank ``owners[i]``'s matrix, for every i, on all ranks
-        and in place."""
+        """Overwrite each row i of ``matrix [k, P]``, in place and on all ranks, with row i of the ``matrix`` of rank
+        ``owners[i]``."""
 
     def abort(self, why: str) -> None:
-        """Tell the other ranks that this rank takes part in no further exchange; ``why`` goes into their message."""
+        """Tell the other ranks that this rank takes part in no further exchange; their error message contains
+        ``why``."""
 
 
 ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work to workers: the longest piece first, each to the worker with the least work so far
-    ("longest processing time": Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied
-    Mathematics 17(2), 1969). The longest total of a worker is at most 4/3 of the optimum.
+    """Assign pieces of work to workers: the longest piece first, each to the worker with the least work so far.
+
+    This is the rule "longest processing time" (Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on
+    Applied Mathematics 17(2), 1969). The longest total of a worker is at most 4/3 of the optimum.
 
     Args:
-        costs: the work of each piece.
+        costs: the work of each piece, in any unit.
         size: the number of workers.
         fixed: ``{piece: worker}`` for pieces that are assigned already.
 
     Returns:
-        For every piece the number of its worker, from 0 to ``size - 1``.
+        The number of each piece's worker, from 0 to ``size - 1``, in the order of ``costs``.
 
     Example:
         >>> balance_load([1, 5, 3, 3], 2)
@@ -89,7 +91,7 @@ class ClientPlacement:
         costs: for each of the n clients the work of its training, in any unit.
 
     Attributes:
-        conversing: whether each rank asks only its own clients at present, see :func:`flsv.core.map_clients`.
+        conversing: whether at present each rank asks only its own clients, as in :func:`flsv.core.map_clients`.
 
     Example:
         >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
@@ -116,7 +118,7 @@ class ClientPlacement:
 
     @property
     def bound(self) -> frozenset[int]:
-        """Return the clients that stay on their rank because they keep state."""
+        """Return the numbers of the clients that stay on their rank because they keep state."""
         return frozenset(self._bound)
 
     def bind(self, clients: Collection[int]) -> None:
@@ -124,7 +126,7 @@ class ClientPlacement:
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:
-        """Assign a round's cohort to the ranks; clients that keep state stay on theirs."""
+        """Assign the clients of a round's cohort to the ranks anew; the clients in :attr:`bound` stay on their rank."""
         fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
         owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):

@@ -1,4 +1,4 @@
-"""Round: the server's knowledge of one round, whose attributes a metric's ``update`` names as its arguments.
+"""Round: the server's knowledge of one round. A metric names the attributes that it needs as arguments of ``update``.
 
 Contribution metrics, aggregators, personalizers and samplers ask for quantities by the names on :class:`Round`.
 Expensive quantities are computed when they are first asked for. ``@after(stage)`` marks a property that is known only
@@ -42,31 +42,33 @@ class Round:
 
     Args:
         round_index: the round's number, from 0.
-        client_ids: ``[k]`` integers, the clients that took part, without those whose update was excluded or not finite.
-        num_samples: ``[k]`` integers, training samples of each client.
+        client_ids: int64 ``[k]``, the clients that took part, without those whose update was excluded or not finite.
+        num_samples: int64 ``[k]``, the number of training samples of each client.
         global_vector: ``[P]``, the global model at the start of the round.
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
         starts: the model that each client started from, as a vector ``[P]`` or as the client to be asked for it; None:
             all clients started from the global model.
-        losses: ``[k]`` mean training losses.
-        num_steps: ``[k]`` integers, optimizer steps of each client.
+        losses: ``[k]``, the mean training loss of each client.
+        num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
-        clients: the cohort, to ask questions about their data; None outside of a fit.
+        clients: the k clients of the cohort, which can be asked about their data; None outside of a fit.
         all_clients: all n clients of the federation, in the order of their numbers; None outside of a fit.
-        server_data: the server's validation set; None where there is none.
+        server_data: the server's validation set; None if it has none.
         seed: seed of the round's random choices; see :meth:`generator`.
-        chances: returns each client's probability ``[n]`` to be drawn into this cohort; None: all are drawn.
-        games: the round's coalition games on the server's validation set, a ``flsv.games.CoalitionGames``, or None.
-        channel: counts the messages between server and clients; None outside of a fit.
+        chances: function that returns each client's probability ``[n]`` to be drawn into this cohort; None: all clients
+            are drawn.
+        games: the round's ``flsv.games.CoalitionGames`` on the server's validation set; None if there are none.
+        channel: the count of the messages between server and clients; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model; None before aggregation.
-        left_out: ids of the clients that sent an update which was excluded.
-        unmeasured: ids of clients whose updates are aggregated but, because they are far too large, not measured.
-        peer_values: ``[k, n]``, how much each client of the cohort found each client's model to be worth, NaN for
-            models that it did not judge; None where clients do not judge each other.
-        trained: the models of coalitions that are trained beside the global one; None before the end of the round, and
-            where there are none.
+        left_out: ids of the clients whose update was excluded.
+        unmeasured: ids of clients whose updates are aggregated but hidden from metrics, because they are far too large.
+        peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
+            clients, NaN for models that it did not evaluate; None before personalization, or if clients do not evaluate
+            each other's models.
+        trained: the models of coalitions that are trained beside the global model; None before the end of the round, or
+            if no coalitions are trained.
     """
 
     round_index: int
@@ -123,8 +125,8 @@ class Round:
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return how each of the k clients changed the classifier head: one row of D weights and a bias for each of M
-        classes, ``[k, M, D+1]``."""
+        """Return the part of each of the k clients' updates in the classifier head: one row of D weights and a bias for
+        each of M classes, ``[k, M, D+1]``."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -139,7 +141,7 @@ class Round:
 
     @cached_property
     def inclusion_probabilities(self) -> Tensor:
-        """Return the probability of each of the cohort's k clients to have been drawn into the cohort, ``[k]``."""
+        """Return for each of the cohort's k clients the probability with which it was drawn, ``[k]``."""
         if self.chances is None:
             return torch.ones(len(self), device=self.client_ids.device)
         return self.chances().to(self.client_ids.device)[self.client_ids]
@@ -152,27 +154,27 @@ class Round:
 
     @cached_property
     def utility(self) -> Any:
-        """Return the coalition game of accuracy, in which a coalition's model is the uniform average of its clients'
-        models."""
+        """Return the coalition game whose utility is the accuracy of a coalition's model, the uniform average of its
+        clients' models."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
         """Return a coalition game; all games of a round share their evaluations of models.
 
         Args:
-            metric: the performance of a coalition's model, see :meth:`flsv.games.CoalitionGames.utility`.
-            weighting: the weights with which a coalition's clients are averaged.
+            metric: the performance measure of a coalition's model, see :class:`flsv.games.CoalitionUtility`.
+            weighting: the clients' weights in a coalition's model, see the same class.
         """
         return self._games.utility(metric, weighting)
 
     def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
         """Compute the inner products g . d_i ``[k]`` of the validation loss's gradient g at the global model with the k
-        clients' updates d_i; for order 2 also d_i^T H d_j ``[k, k]`` with the loss's Hessian H."""
+        clients' updates d_i; with ``order=2`` also d_i^T H d_j ``[k, k]`` with the Hessian H of the loss."""
         return self._games.gradient_products(order, loss)
 
     def slopes(self, balanced: bool = False) -> Tensor:
-        """Compute the inner products of the validation loss's gradient with the k clients' updates, ``[k]``;
-        ``balanced``: all classes count equally in the loss."""
+        """Compute the inner products of the validation loss's gradient with the k clients' updates, ``[k]``. With
+        ``balanced`` all classes count equally in the loss."""
         return self._games.slopes(balanced)
 
     def generator(self, name: str) -> torch.Generator:
@@ -189,8 +191,8 @@ class Round:
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the average change of the classifier head (M classes, D weights and a bias each), weighted by this
-        round's aggregation weights, ``[M, D+1]``."""
+        """Return the average of the clients' updates in the classifier head (M classes, D weights and a bias each),
+        weighted by this round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
@@ -214,12 +216,11 @@ class Round:
         return self.space.head
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Combine the clients' models x_i: x + sum_i weights_i (x_i - x), where x is the global model; for the
-        parameters.
+        """Combine the clients' models x_i with the global model x: the parameters are x + sum_i weights_i (x_i - x).
 
-        Buffers (BatchNorm's statistics) are averaged with the weights normalized to sum to 1, because a running
-        variance moved beyond the clients' own can become negative. Entries in which all clients' models agree keep
-        exactly that value.
+        Buffers (BatchNorm's statistics) are averages of the clients' own, with the weights normalized to sum to 1,
+        because other sums can make a running variance negative. Entries in which all clients' models agree keep exactly
+        that value.
 
         Args:
             weights: ``[k]``; they need not sum to 1.
@@ -251,19 +252,22 @@ class Round:
         return result
 
     def get(self, name: str) -> Any:
-        """Return a quantity by its name: an attribute of the round, or a report of the clients."""
+        """Return the clients' report called ``name`` or, if there is none, the attribute ``name`` of this round."""
         return self.reports[name] if name in self.reports else getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
-        """Return this round with the results of aggregation; quantities computed so far are kept."""
+        """Return a copy of this round with the next global model ``[P]`` and the clients' weights ``[k]`` in it; the
+        copy keeps all quantities that were computed so far."""
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:
-        """Return this round with the results of personalization; quantities computed so far are kept."""
+        """Return a copy of this round with the attribute ``peer_values`` (``[k, n]``, or None if clients do not
+        evaluate each other's models); the copy keeps all quantities that were computed so far."""
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:
-        """Return this round as metrics see it: without the :attr:`unmeasured` clients, which count as left out."""
+        """Return this round without the :attr:`unmeasured` clients, as metrics see it; they are in ``left_out``
+        then."""
         if not self.unmeasured:
             return self
         rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
@@ -284,7 +288,7 @@ class Round:
     @cached_property
     @after("exchange")
     def coalitions(self) -> Tensor:
-        """Return the K coalitions of the n clients whose models are trained beside the global one, bool ``[K, n]``; the
+        """Return the K coalitions of clients for which models are trained beside the global model, bool ``[K, n]``; the
         empty and the full coalition are among them."""
         if self.trained is None:
             raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
@@ -331,7 +335,8 @@ class Round:
         return self.channel
 
     def with_coalitions(self, trained: TrainedCoalitions) -> Round:
-        """Return this round with the coalitions' models, after the exchange; quantities computed so far are kept."""
+        """Return a copy of this round with the models of the coalitions that were trained; the copy keeps all
+        quantities that were computed so far."""
         return self._with(trained=trained)
 
     def _with(self, **changes: Any) -> Round:
@@ -357,18 +362,19 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return the models that clients started from as vectors; each client in ``starts`` is asked for its vector."""
+    """Return ``starts`` as vectors: each client in it is replaced by the model that it started from and is asked
+    for."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model, a vector, that the client started the round from: a question for clients to which the server
-    did not send it.
+    """Return the model, a vector, that the client started the round from. The server asks this question if it did not
+    send that model itself.
 
     Raises:
-        ConfigurationError: the client's updates are noised, and it started from a model of its own, which is not.
+        ConfigurationError: the client started from a model of its own, which has no noise, while its updates get noise.
     """
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")

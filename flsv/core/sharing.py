@@ -1,8 +1,8 @@
 """Selection of the entries of a model that clients share: all entries, the trainable ones, or those selected by name.
 
-Settings of this kind are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019) and the
-federated training of adapters, such as LoRA.
+Published methods that share only some entries are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via
+Local Batch Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers",
+2019) and the federated training of adapters, such as LoRA.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_share(share: Any) -> None:
     """Check the type of the argument ``FederatedLoop(share=...)``.
 
     Raises:
-        ConfigurationError: ``share`` is neither words or patterns nor a function.
+        ConfigurationError: ``share`` is neither a word, nor a list of patterns, nor a function.
     """
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
@@ -58,20 +58,20 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Return the entries of a module that are not shared.
+    """Return the names of the entries of a module that are not shared.
 
     A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
     removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
     names as in ``module.named_parameters()`` and ``named_buffers()``, or is one of these words:
 
     - ``all``;
-    - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics change in
-      frozen layers, too, so that all of them are sent, and training is the same as with ``all``;
+    - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics also change in
+      frozen layers; since all buffers are sent, training is the same as with ``all``;
     - ``norm``: parameters and buffers of the normalization layers;
     - ``head``: parameters and buffers of the classifier head.
 
-    Entries that are not shared stay at their client. Unshared parameters that require no gradient stay there only if a
-    ``!`` pattern matches them (a target network that follows another); else they are taken to be constant.
+    Entries that are not shared stay at their client. Unshared parameters that require no gradient are assumed to be
+    constant, unless a ``!`` pattern matches them (a target network that follows another one).
 
     Args:
         share: see :data:`Share`.

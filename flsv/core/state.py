@@ -16,7 +16,7 @@ from flsv.utilities.host_copies import on_host
 if TYPE_CHECKING:
     from flsv.core.round import Round
 
-#: Name of the global model as a message that is sent beside another start point, if uploads refer to the global model.
+#: Name under which the server sends the global model to a client that starts from another model, if an upload needs it.
 GLOBAL_MODEL = "global_model"
 
 
@@ -28,7 +28,7 @@ class Instruction:
         round_index: the round, from 0.
         client_id: the client that receives it.
         seed: the run's seed; the client's random choices follow from it, the round and the client's number.
-        start: ``[P]``, the model to train from; None where the client continues from a model of its own.
+        start: ``[P]``, the model to train from; None if the client continues from a model of its own.
         tensors: further tensors that strategies send, by the names that they declare in ``Strategy.sends``.
     """
 
@@ -47,11 +47,11 @@ class ClientUpdate:
         client_id: the client that sends it.
         num_samples: the number of samples that the client trained on.
         vector: ``[P]``, the client's model as it sends it.
-        loss: the client's mean training loss, NaN where the module's ``training_step`` returns none.
+        loss: the client's mean training loss; NaN if the module's ``training_step`` returns no loss.
         num_steps: the number of optimizer steps that the client took.
         norm: Euclidean distance of the vector from the client's start point, over the parameters, in float64.
         reports: the client's reports, by the names that strategies declare in ``Strategy.reports``.
-        traffic: the size of the vector on its way; None: its own size, uncompressed.
+        traffic: the size of the vector in transit, if it is compressed; None: the size of ``vector``.
     """
 
     client_id: int
@@ -74,23 +74,23 @@ class FederationState:
         round_index: the number of completed rounds, so the index of the current or next one.
         global_vector: ``[P]``, the global model; None before the first round begins.
         cohort: the clients of the current or next round.
-        starts: ``{client id: model [P]}``, the model that the server will send this client to start from, if it is not
-            the global model.
+        starts: ``{client id: model [P]}`` of the clients that the server will send another start point than the global
+            model.
         trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
-        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+        weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort; None before the first.
         client_scores: the last evaluation of the clients' own models, ``{score: values [n]}`` for ``"accuracy"``,
             ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined; empty before the first
             evaluation.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
-        start: ``{metric: score}``, the score of the model before the first round, whose increase the metric divides
-            among the clients, see :mod:`flsv.federation.learned`.
-        run: the run's random name, set when the run begins, if remote clients keep their states themselves.
+        start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
+            :mod:`flsv.federation.learned`.
+        run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
         counted: ``{client id: name}``, the name of the client's last training whose result was used, from which a
             remote client continues.
         incidents: what went wrong at the clients, see :meth:`note`.
-        pending_traffic: the messages that were needed to draw the current or next cohort: each
+        pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
     """
 
@@ -165,7 +165,8 @@ class FederationState:
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all fields except the number of clients and the global model, which a checkpoint holds elsewhere."""
+        """Return copies of all fields except ``num_clients`` and ``global_vector``, which a checkpoint has
+        elsewhere."""
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,8 +177,8 @@ class FederationState:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a field's value; models in a dictionary are not copied, since they are replaced, never
-    changed."""
+    """Return a copy of a field's value. Models in a dictionary are not copied, because they are never changed in
+    place."""
     if isinstance(value, Tensor):
         return value.clone()
     return dict(value) if isinstance(value, dict) else copy.deepcopy(value)

@@ -20,13 +20,13 @@ from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
 
 Contributions = Mapping[str, Tensor]
-"""The metrics' current values, ``{metric: values}``: ``[n]`` for n clients, or ``[n, M]`` for M classes. A client never
-seen has NaN, or the metric's ``prior`` if it has one. A metric that has not been updated yet has no entry."""
+"""The metrics' current values, ``{metric: values}``: ``[n]`` for n clients, or ``[n, M]`` for M classes. A client that
+never took part has NaN, or the metric's ``prior`` if it has one. A metric without an update so far has no entry."""
 
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """Facts about a federation that are known before its first round, the argument of :meth:`Component.begin`.
+    """Facts about a federation that are known before its first round; :meth:`Component.begin` receives them.
 
     n = clients, M = classes, P = length of the parameter vector.
 
@@ -38,7 +38,7 @@ class FederationInfo:
         split_sizes: ``{split: int64 [n]}`` for ``"train"``, ``"val"`` and ``"test"``, each client's number of samples.
         seed: the seed of the run's random choices.
         optimizers: the clients' optimizers, as the module configures them.
-        strategies: the strategies that take part, by role: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
+        strategies: ``{role: strategy}``; the roles are ``"aggregator"``, ``"personalizer"``, ``"sampler"`` and
             ``"client_algorithm"``.
         local_epochs: passes over a client's data per round.
         uploads: the attacks, noise and compression that clients apply to their updates.
@@ -66,7 +66,8 @@ Federation = FederationInfo  # the name before 1.1
 
 
 class Component(ValidatedArguments, ABC):
-    """Base class of the parts of a federation: it learns the federation's sizes, has a state, and describes itself."""
+    """Base class of strategies and filters: :meth:`begin` is called before the first round, and the state is saved in
+    checkpoints. ``repr`` shows the constructor's arguments."""
 
     def begin(self, federation: FederationInfo) -> None:
         """Prepare for a new fit: discard the state of an earlier fit, check the federation, create the new state.
@@ -81,15 +82,15 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit; called after ``load_state_dict``, with the global vector of the next round in
-        ``federation``."""
+        """Prepare for a resumed fit; called after ``load_state_dict``. ``federation.global_vector`` is then the global
+        model of the next round."""
 
-    #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Their values
-    #: must be replaced, never changed in place.
+    #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
+    #: values to them; never change a value in place.
     saved: ClassVar[Sequence[str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs, by default the attributes in :attr:`saved`."""
+        """Return the state that the next round needs; by default the attributes that :attr:`saved` names."""
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -99,18 +100,17 @@ class Component(ValidatedArguments, ABC):
 
 
 def _held(value: Any) -> Any:
-    """Copy a dictionary or list, so that later changes to the original do not matter; tensors are not copied."""
+    """Return a shallow copy of a value; a tensor is returned as it is."""
     return value if isinstance(value, Tensor) else copy(value)
 
 
 class Strategy(Component):
     """Base class of aggregators, personalizers, samplers and client algorithms, each with one method to override.
 
-    A strategy has methods that run at the server and :meth:`report`, which runs at the clients. Methods at the server
-    may use the strategy's attributes; ``report`` may use its arguments, the client's data and the strategy's
-    constructor arguments, but nothing that the server has learned during the run. A strategy declares by name what
-    crosses between server and clients: metrics can then ask for these names, and two strategies cannot use the same
-    one.
+    Of the methods below, :meth:`report` runs at the clients, the others run at the server. Methods at the server may
+    use the strategy's attributes; ``report`` may use its arguments, the client's data and the strategy's constructor
+    arguments, but nothing that the server has learned during the run. A strategy declares the names of the values that
+    cross between server and clients: metrics can then ask for these names, and two strategies cannot use the same one.
 
     A strategy that reads a metric stores the metric's name as ``self.metric``. The loop then checks before training
     that a metric of that name is defined, and that its value has the shape ``metric_shape`` if the class declares one:
@@ -120,15 +120,16 @@ class Strategy(Component):
     Attributes:
         sends: names of the tensors that :meth:`send` returns.
         reports: names of the values that :meth:`report` returns.
-        needs_classes: whether the strategy is of use only where the training samples have classes.
+        needs_classes: whether the strategy needs training samples that have classes.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
     metric: str | None = None
-    #: Whether clients evaluate models for this strategy: if so, copying the module is tried before the first round.
+    #: Whether clients evaluate models for this strategy. If so, it is checked before training that the module can be
+    #: copied.
     evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
-    #: Whether the strategy reads the metric's value of the round that it aggregates, which must be known by then.
+    #: Whether the aggregator reads the metric's values of the round that it aggregates, not of the previous round.
     metric_of_round: ClassVar[bool] = False
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
@@ -137,15 +138,15 @@ class Strategy(Component):
 
     @property
     def needs_class_counts(self) -> bool:
-        """Return whether clients use class counts, their own or those of all clients, which remote sites do not know;
-        by default the same as :attr:`needs_classes`."""
+        """Return whether the strategy reads class counts at the clients, the client's own or all clients'; remote sites
+        do not know them. By default it is :attr:`needs_classes`."""
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
-        """Receive the evaluation of models on the server's validation set, before the first instructions of a fit.
+        """Receive the coalition games on the server's validation set, before the first instructions of a fit.
 
         Args:
-            games: a :class:`flsv.games.CoalitionGames`; the method is called only where metrics evaluate models.
+            games: a :class:`flsv.games.CoalitionGames`; the method is called only if metrics evaluate models.
         """
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
@@ -153,7 +154,7 @@ class Strategy(Component):
 
         Args:
             client: the client's number.
-            start: ``[P]``, the model that the client starts from; None where it continues from a model of its own.
+            start: ``[P]``, the model that the client starts from; None if it continues from a model of its own.
             state: the federation at the start of the round.
 
         Returns:
@@ -177,7 +178,7 @@ class Strategy(Component):
 
         Args:
             updates: the updates whose model is finite.
-            clients: all n clients, to ask questions.
+            clients: all n clients, which can be asked questions.
         """
 
     def end_round(self, round: Round) -> None:
@@ -193,7 +194,7 @@ class Strategy(Component):
 
 
 def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{role: strategy}`` without the roles whose strategy is None, and with the wrapped client algorithm in
-    place of a wrapper (``ShadowShapley`` wraps the algorithm to train coalitions beside the clients' own training)."""
+    """Return ``{role: strategy}`` without roles whose strategy is None, and with a wrapped client algorithm in place of
+    its wrapper (``ShadowShapley`` wraps the algorithm to train coalitions' models beside the clients' own)."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
     return {role: strategy for role, strategy in parts.items() if strategy is not None}

@@ -24,16 +24,16 @@ from flsv.utilities.seeding import isolated_rngs
 
 #: The contents of files are hashed only if a participant's files have fewer bytes than this in total.
 FILE_BYTES = 2**26
-#: Number of participants of whom one sample is read if the samples are not tensors.
+#: Number of participants one sample of whom is read and hashed if the samples are not tensors.
 LOOKED_AT = 8
 _ROWS = 1024  # samples that are processed at a time
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
-    """Hash the samples of each participant.
+    """Return ``{participant: hash}`` of the participants' samples, without participants that have no samples.
 
-    Of a ``TensorDataset``, all bytes of the samples are hashed. Of any other data set, the attributes are hashed that
+    Of a ``TensorDataset``, all bytes of the samples are hashed. Of any other data set, those attributes are hashed that
     are tensors or arrays of the data set's length. Of a folder of images, the names and sizes of all files are hashed,
     and their bytes if these are fewer than :data:`FILE_BYTES`. Unless the data are tensors, the first sample of
     :data:`LOOKED_AT` participants is also read, and hashed if reading it twice gives the same sample.
@@ -98,9 +98,10 @@ def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
 
 
 def _read(dataset: Any, index: int) -> bytes:
-    """Return the hash of a sample; no bytes if reading it twice gives different samples, or if reading fails here.
+    """Return the hash of a sample; no bytes if reading it twice gives different samples, or if reading it fails.
 
-    A shallow copy is read, because files that a data set opens at the first reading must be opened by its workers.
+    A shallow copy of the data set is read, because a file that it opens at the first reading must be opened anew in
+    each worker process.
     """
     twice = []
     for _ in range(2):
@@ -120,8 +121,8 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def loader_hash(loaders: Any) -> str:
-    """Return the hash of the samples that a loader, or a list of loaders, reads; an empty string if the samples cannot
-    be found."""
+    """Return the hash of the samples that a loader, or a list of loaders, reads; an empty string if the loaders do not
+    give access to their samples."""
     parts: list[str] = []
     for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
         if isinstance(loader, TensorBatches):
@@ -144,7 +145,7 @@ def loader_rows(loaders: Any) -> int | None:
 
 
 def not_finite(dataset: Dataset) -> Tensor:
-    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; none unless the data are
+    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; empty if the data are not
     tensors.
 
     Args:
@@ -170,9 +171,9 @@ def not_finite(dataset: Dataset) -> Tensor:
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
     """Refuse validation and test samples whose inputs are not finite; warn of such training samples.
 
-    Training goes on with such a sample, as it would in a real federation: its client is named and left out of the
-    rounds whose update becomes non-finite, and ``drop_flagged`` leaves out the sample. An evaluation on such a sample
-    would give a meaningless score.
+    An evaluation on such a sample would give a meaningless score. Training continues with it, as it would in a real
+    federation: the client is left out, and named, in rounds in which its update is not finite, and ``drop_flagged``
+    leaves out the sample.
 
     Args:
         train: the training data that ``splits`` refer to.

@@ -34,15 +34,16 @@ from flsv.utilities.seeding import generator_for
 
 
 class ClientChoice(ValidatedArguments):
-    """Choice of clients: some by number, a random share, or all clients.
+    """Choice of clients: given numbers, a random share, or all clients.
 
     The choice depends only on its arguments and the number of clients. So a corruption and an attack with the same
-    ``fraction`` and ``seed`` concern the same clients, and a larger fraction chooses the clients of a smaller fraction
+    ``fraction`` and ``seed`` concern the same clients, and a larger fraction chooses the same clients as a smaller one,
     and more.
 
     Args:
-        clients: numbers of the clients; None: the clients that ``fraction`` draws, or all clients.
-        fraction: share of the clients to draw, in [0, 1], rounded to a whole number of clients; None: no draw.
+        clients: numbers of the clients; None: see ``fraction``.
+        fraction: share of the clients to draw, in [0, 1], rounded to a whole number of clients; None: all clients,
+            unless ``clients`` is given.
         seed: seed of the draw; None: the seed of ``seed_everything``.
 
     Raises:
@@ -93,11 +94,11 @@ class ClientChoice(ValidatedArguments):
 
 
 class Corruption(ClientChoice, ABC):
-    """Base class of changes to the training data of some clients, made once, when the data are partitioned.
+    """Base class of corruptions, which change the training data of some clients once, when the data are partitioned.
 
-    Subclasses override :meth:`corrupt`, which receives one client's training samples and nothing else. All validation
-    and test samples and the other clients' data stay unchanged. So does the source's data set: the changed samples are
-    stored in a copy.
+    Subclasses override :meth:`corrupt`, which is called for each chosen client with its training samples. All
+    validation and test samples and the other clients' data stay unchanged. So does the source's data set: the changed
+    samples are stored in a copy.
 
     Args:
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
@@ -124,7 +125,7 @@ class Corruption(ClientChoice, ABC):
 
     @abstractmethod
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return one client's training samples after the corruption: as many samples, in the same order.
+        """Return one client's training samples after the corruption, in the same number and order.
 
         Args:
             x: inputs ``[n, ...]`` on the CPU, a copy that may be changed in place.
@@ -152,8 +153,9 @@ def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
 class GaussianNoise(Corruption):
     """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
 
-    The unit is that of the inputs as the network sees them. The named data sets are normalized by their mean and
-    deviation, so ``std=1`` is as strong as the images themselves. Nothing is clipped.
+    Mean and standard deviation are in the unit of the inputs as the network gets them: 8-bit images are normalized to a
+    standard deviation of 1 if they are torchvision's, to -1 .. 1 in an ``.npz`` file; digits lie in 0 .. 1. Nothing is
+    clipped.
 
     Args:
         std: standard deviation of the noise, at least 0.
@@ -208,8 +210,8 @@ class GaussianNoise(Corruption):
 
 
 class ClosedSetLabelNoise(Corruption):
-    """Labels flipped to other classes of the task: from ``y`` to ``(y + 1) mod C`` with ``C`` classes, or to a random
-    class.
+    """Label noise that flips labels to other classes of the task: from ``y`` to ``(y + 1) mod C`` with ``C`` classes,
+    or to a random class.
 
     A flip never keeps the label. :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were
     flipped.

@@ -68,10 +68,10 @@ class FederatedDataModule(FederationView):
             classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
             if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
             metrics per class); without labels, all samples belong to one class.
-        pos_label: the positive one of two classes, of which average precision, F1 and the like are scores; None: 1
-            among 0 and 1, ``True`` among truth values, else the rarer one in the training data, with a warning if a
-            metric uses it. Classes given as words or folders are numbered so that it is class 1; among labels that are
-            numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
+        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: 1
+            among 0 and 1, ``True`` among truth values, else the rarer class in the training data, with a warning if a
+            metric uses it. Classes given as words or folders are numbered so that the positive one is class 1; if
+            labels are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
@@ -237,7 +237,7 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data of one participant, whose first client has the number ``first_client`` in the whole
+        """Set up the data at a participant's own site, whose clients have the numbers from ``first_client`` on in the
         federation."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
@@ -252,8 +252,8 @@ class FederatedDataModule(FederationView):
             self._stale = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped data module's state, else an empty dictionary; everything else is determined by the
-        seed."""
+        """Return the wrapped data module's state; without one an empty dictionary, because the seed determines the
+        data."""
         return {} if self._module is None else self._module.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,8 +261,8 @@ class FederatedDataModule(FederationView):
             self._module.load_state_dict(state_dict)
 
     def train_dataloader(self) -> Iterable[Any]:
-        """Return the batches of the coming round in a federation, else of all clients' training samples, pooled and
-        shuffled."""
+        """Return the batches of the coming round in a federated fit; else batches of all clients' training samples,
+        pooled and shuffled."""
         if self.round_loader is not None:
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
@@ -292,8 +292,8 @@ class FederatedDataModule(FederationView):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per training batch: the argument, the batch size found by ``setup``, or that of a wrapped data
-        module."""
+        """Samples per training batch: the argument, else the batch size that ``setup`` found, else that of a wrapped
+        data module."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
         return self._batch_size or found or getattr(self._module, "batch_size", None)
 

@@ -31,16 +31,16 @@ class FederatedData:
     """Data sets, indices of each client's samples, and options of the loaders.
 
     Args:
-        train: the training data after corruptions, to which all indices of ``splits`` refer.
+        train: the training data after corruptions; all indices in ``splits`` refer to them.
         val: the server's validation loader or loaders; None without validation data.
-        test: test data, or None.
+        test: the test data; None without test data.
         splits: indices of the server's and the clients' samples.
         classes: classes of the training samples by the clients' labels, which corruptions may have changed.
         train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
         differs: which training samples the corruptions changed, bool ``[N]``.
-        columns: one card per column of a table, with the kind of input that the column became; empty for other data.
-        by_rarity: whether the rarer one of two classes was taken for the positive one.
+        columns: one card per column of a table, which says how the column is used; empty for other data.
+        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
     """
 
     train: Dataset
@@ -77,7 +77,7 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors from whose rows training batches are gathered; none if samples are read one by one."""
+        """Return the tensors of which training batches are rows; an empty tuple if samples are read one by one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
@@ -109,7 +109,7 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, and determine the loaders' options.
+    """Find the classes, partition the samples among server and clients, and choose the loaders' options; return all.
 
     Args:
         source: the data sets to partition.
@@ -119,7 +119,7 @@ def partition_data(
         groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
             has groups.
         labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
-        pos_label: the user's argument ``pos_label``; None: the rarer one of two classes.
+        pos_label: the user's argument ``pos_label`` of :class:`~flsv.data.FederatedDataModule`.
         corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
 
@@ -181,8 +181,7 @@ def _as_read(
 def _split(
     source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Return the indices of the server's and each client's samples, checking first that the arguments fit the
-    source."""
+    """Check that the arguments fit the source, and return the indices of the server's and each client's samples."""
     if source.clients and not partitioner.keeps_groups:
         named = listed(source.group_names, show=repr)
         raise ConfigurationError(
@@ -236,7 +235,7 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[TensorDataset, Tensor, Tensor]:
-    """Apply the corruptions, in the given order, to the training samples of the clients that each one concerns.
+    """Apply each corruption, in the given order, to the training samples of the clients that it has chosen.
 
     Returns:
         The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
@@ -274,7 +273,8 @@ def _corrupted(
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
-    """Drop the samples of unknown classes from all splits, except the training sets of the corrupted clients."""
+    """Return the splits without samples of unknown classes, which stay only in the training sets of corrupted
+    clients."""
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []
@@ -299,12 +299,12 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Return the data without the training samples that clients flag; all validation and test samples stay.
+    """Return the data without the training samples that clients flag; validation and test samples are not removed.
 
     Args:
-        module: the data module that holds ``dealt``.
+        module: the data module of the data.
         dealt: the partitioned data with all samples.
-        detector: metric that values the samples, with features that need no model.
+        detector: the metric by which clients value and flag their samples; its features must need no model.
 
     Raises:
         ConfigurationError: all training samples of a client are flagged.

@@ -28,7 +28,8 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """Base class of :class:`~flsv.data.FederatedDataModule` with the properties and methods that only read the data."""
+    """Base class of :class:`~flsv.data.FederatedDataModule`, with all properties and methods that only read the
+    data."""
 
     partitioner: Partitioner
     splits: Splits
@@ -95,7 +96,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def by_rarity(self) -> bool:
-        """Whether the rarer one of two classes was taken for the positive one, because the user named none."""
+        """Whether the rarer one of two classes is the positive one because the user named none."""
         return self._data.by_rarity
 
     @property
@@ -135,13 +136,13 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return the indices and the labels of a client's samples in each split, int64 ``[n]`` each; they identify the
-        client's part of the data."""
+        """Return a list with the indices and the labels, int64 ``[n]`` each, of a client's samples in ``train``,
+        ``val`` and ``test``; they identify the client's part of the data."""
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
 
     def corrupted_samples(self, client: int) -> Tensor:
-        """Return which of a client's training samples corruptions changed, bool ``[n]`` in the order of
+        """Return for each of a client's training samples whether corruptions changed it, bool ``[n]`` in the order of
         :meth:`client_indices`.
 
         This is ground truth for tests and figures; the server never receives it.
@@ -149,8 +150,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
-        """Hash the server's validation samples (key ``"server"``) and each client's training, validation and test
-        samples together (key: the client's number); see :func:`flsv.data.contents.content_hashes`."""
+        """Return the hash of the server's validation samples under ``"server"``, and under each client's number that of
+        the client's training, validation and test samples; see :func:`flsv.data.contents.content_hashes`."""
         held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
         return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
@@ -175,7 +176,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 and ``test`` are read in order.
             generator: generator that alone determines the order of the shuffled samples; by default it is seeded by
                 this module's seed and the client.
-            shuffle: False: read the training samples in order, too.
+            shuffle: whether training samples are shuffled; if False they are read in order, too.
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
@@ -191,8 +192,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return make_loader(self._data.train, indices, generator=order, **options)
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the partitioned data, moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit
-        there."""
+        """Return the partitioned data, on the trainer's accelerator if ``Loader.on_device`` is set and they fit there;
+        None before ``setup``."""
         dealt, device = self._dealt, trainer.strategy.root_device
         if dealt is None or device.type == "cpu" or not self.loader.on_device:
             return dealt
@@ -236,14 +237,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data (for a table with the attribute ``row_names``); None without test data or if a wrapped data module
-        has its own."""
+        """Test data, for a table with the attribute ``row_names``; None without test data, or if a wrapped data module
+        has a test loader."""
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:
-        """Describe the server's validation data: their origin (key ``of``) and the number of samples (key ``rows``).
+        """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
 
-        The result is None if the server has no validation data; ``rows`` is None if a loader does not know its length.
+        Return None if the server has no validation data; ``rows`` is None if a loader does not know its length.
 
         Example:
             >>> from flsv.data import FederatedDataModule

@@ -1,5 +1,5 @@
-"""Natural groups of samples (a hospital, a writer), other entries of a data set with one value per sample, and names of
-clients, which are made from the keys, folders or groups of their samples, else from the clients' numbers."""
+"""Functions that read the natural group of each sample (a hospital, a writer), or another value per sample, from a data
+set, and that make clients' names from their keys, folders or groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return every sample's natural group, int64 ``[N]`` numbered in sorted order (or None), and the groups' names.
+    """Return the number of each sample's natural group, int64 ``[N]``, and the groups' names, in sorted order; return
+    ``(None, ())`` if there are no groups.
 
     Args:
         dataset: the training data; an attribute ``group_kind`` is the noun for one of its groups, such as ``"school"``.
@@ -27,8 +28,8 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
             samples that has these entries; None: the attribute ``groups``, if there is one.
 
     Raises:
-        ConfigurationError: nothing has the name ``groups``, the number of entries is not the number of samples, or an
-            entry is None or NaN.
+        ConfigurationError: neither the data set nor its samples have the name ``groups``, the number of entries is not
+            the number of samples, or an entry is None or NaN.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2))
@@ -83,14 +84,14 @@ def check_spelling(
 ) -> None:
     """Refuse names that differ only in spelling: equal numbers, or words that are equal up to case and white space.
 
-    Names of classes are refused. For names of categories and clients (``refuse=False``), and for abbreviations (``m``
-    and ``male``) in all cases, there is only a warning.
+    Names of classes are refused. With ``refuse=False``, for names of categories and clients, there is only a warning.
+    So it is for abbreviations (``m`` and ``male``) of all names.
 
     Args:
         names: the names to compare.
         where: the origin of the names, with which the message begins.
         refuse: whether to raise an error rather than to warn.
-        places: ``{name: origin}``, where each name occurs, for the message; None: the message does not say.
+        places: ``{name: origin}``, where each name occurs, for the message; None: the message does not say where.
 
     Raises:
         ConfigurationError: with ``refuse``, two names differ only in spelling.
@@ -122,7 +123,8 @@ the same spelling everywhere.
 
 
 def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
-    """Join abbreviations of one or three letters with the only word that begins with them; A and AB stay apart.
+    """Join abbreviations of one or three letters with the word that begins with them, if there is only one. Codes such
+    as A and AB are not joined.
 
     Args:
         spellings: ``{normalized name: its spellings}``, changed in place.
@@ -146,12 +148,12 @@ def _meaning(name: str) -> Any:
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     """Make client names from keys, folders or groups: each name is on one line and is not just a number.
 
-    School 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
+    A number gets a word before it, ``"school 7"``, because school 7 is rarely client 7.
 
     Args:
         values: the keys, folders or groups, strings or numbers.
-        kind: the word before a number. With ``"group"`` or ``"site"``, the numbers 0 .. n-1 stay as they are, because
-            they equal the clients' numbers.
+        kind: the word before a number. With ``"group"`` or ``"site"``, values 0 .. n-1 stay numbers, because they are
+            the clients' numbers.
 
     Raises:
         ConfigurationError: a name has no printable character, or two names are equal.
@@ -173,7 +175,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of clients after the groups that they hold, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+    """Return for each client a name made of its groups' names, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
 
     Args:
         parts: indices of each client's samples, int64 ``[n]``.
@@ -200,9 +202,9 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
     """Return one entry per sample of a data set, such as its labels; None if there are none.
 
     Args:
-        dataset: the data set; if ``find`` finds nothing in it, the data sets inside a ``Subset`` or ``ConcatDataset``
+        dataset: the data set; if ``find`` returns None for it, the data sets inside a ``Subset`` or ``ConcatDataset``
             are searched.
-        find: returns the entries of a data set, or None.
+        find: function that returns the entries of a data set, or None if it has none.
     """
     if (found := find(dataset)) is not None:
         return found

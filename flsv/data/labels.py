@@ -1,4 +1,4 @@
-"""Classes of the samples, which are read once, when data are partitioned, and if possible without decoding images.
+"""Functions that read the samples' classes once, when data are partitioned, if possible without decoding images.
 
 Only some components need classes: partitioners and corruptions that use labels, and metrics per class. If the data have
 no classes (texts, images with masks, regression targets, graphs, inputs alone), all samples belong to one class, so
@@ -23,12 +23,12 @@ from flsv.utilities.errors import ConfigurationError, in_words
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
-#: For data with at least this many samples, labels with fewer than two samples per value are not classes.
+#: In data with at least this many samples, labels with fewer than two samples per value on average are not classes.
 _MANY = 100
 
 
 class _NoClassError(Exception):
-    """Error that says why samples have no classes."""
+    """Error whose message says why samples have no classes."""
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
@@ -228,10 +228,11 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """Find the classes of the training samples. Samples without classes form one class unless a component needs
-    classes.
+    """Find the classes of the training samples. If they have none and no component needs classes, all samples form a
+    single class.
 
-    If no component needs classes, only integer labels are taken for classes: a floating-point number may be any target.
+    If no component needs classes, only integer labels are treated as classes, because floating-point numbers may be any
+    target.
 
     Args:
         train: the training data, with at least one sample.

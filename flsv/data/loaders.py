@@ -1,11 +1,11 @@
-"""Loaders of batches: gathered from tensors if the data are tensors, by torch's DataLoader otherwise.
+"""Loaders of batches: one that gathers batches from tensors, and torch's DataLoader for all other data.
 
 Both kinds of loaders draw the same permutations from the same generator, so the kind of loader changes only the speed.
 
-A data set, its transforms or a collate_fn may hold random generators, whose state depends on all samples read before. A
-resumed run has not read these samples. So every pass over a loader begins by seeding these generators: in training from
-the client, the round and the local epoch, in evaluation always with the same seed. Each worker has its own random
-stream.
+A data set, its transforms or a collate_fn may have random generators, whose state depends on all samples read before. A
+resumed run has not read these samples. So these generators are seeded at the beginning of every pass over a loader: in
+training by the client, the round and the local epoch, in evaluation always with the same seed. Each worker has its own
+random stream.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors from whose rows batches can be gathered, and the indices of the rows to read.
+    """Return the tensors of which batches are rows, and the indices of the rows to read.
 
     Args:
         dataset: map-style data set.
@@ -211,10 +211,10 @@ _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Gener
 #: The global random generators, which ``seed_everything`` seeds.
 # For mypy: the stubs declare no private generators.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
-#: Types that are not searched for generators: data, and objects that refer to all others.
+#: Types of objects that are not searched for generators: data, and objects that refer to many others.
 _CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
-#: Largest number of objects between a data set and a generator, and of entries that are searched in a collection (lists
-#: of file names may be very long).
+#: Largest number of objects between a data set and a generator, and largest number of entries that are searched in a
+#: collection, since lists of file names may be very long.
 _DEPTH, _LOOKED_AT = 4, 1000
 
 
@@ -302,24 +302,23 @@ def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] 
 @checked
 @dataclass(frozen=True)
 class Loader:
-    """Options of the loaders, named like those of ``DataLoader``; None takes the option of a wrapped data module's
-    loader.
+    """Options of the loaders, with the names that they have for ``DataLoader``. If an option is None, that of a wrapped
+    data module's loader is used.
 
     Args:
         eval_batch_size: samples per evaluation batch; None: that of the wrapped loader, else ``batch_size``, and at
-            least 256 for data held as tensors. It does not change a score, unless the score is a mean over batches, for
-            which the module logs a ``batch_size`` of its own or which weighs something else than samples, such as
-            tokens.
+            least 256 if the data are tensors. It changes only scores that are not means over samples: those that the
+            module logs with a ``batch_size`` of its own, or that average over something else, such as tokens.
         drop_last: whether to leave out a client's last training batch if it is not full; None: as the wrapped loader,
             else False.
         num_workers: number of processes that read data that are not tensors; None: as the wrapped loader, else 0.
         pin_memory: whether batches of data that are not tensors are copied to pinned memory; None: as the wrapped
             loader, else False.
         preload: whether to read every sample once and keep it as tensors; not for data sets that augment at random.
-        on_device: whether data held as tensors are moved to the CUDA device for a federated fit. Batches are then
-            gathered there without a copy, with bitwise equal results. The data are moved only if they take at most a
-            quarter of the memory that is free when the fit begins, and if neither the model nor the data module
-            overrides a hook for batches that are not yet on the device.
+        on_device: whether data that are tensors are moved to the CUDA device for a federated fit. Batches are then
+            gathered there, with bitwise equal results. The data are moved only if they take at most a quarter of the
+            memory that is free when the fit begins, and if neither the model nor the data module overrides a hook for
+            batches that are not yet on the device.
 
     Raises:
         ConfigurationError: ``eval_batch_size`` is below 1, or an argument has another type.
@@ -333,6 +332,6 @@ class Loader:
     on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
-        """Return the options that are not None and so replace those of the source's own loaders."""
+        """Return the options of ``DataLoader`` that are not None, which replace those of the source's own loaders."""
         given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
         return {name: value for name, value in given.items() if value is not None}

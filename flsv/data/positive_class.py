@@ -1,10 +1,10 @@
-"""The positive class of data with two classes: the one of which average precision, F1, recall and the like are scores.
+"""The positive one of two classes, to which average precision, F1, recall and similar scores refer.
 
-The positive class always has the number 1, so that every score of class 1, also a module's own, is a score of the
-positive class. Where flsv numbers classes itself (words in a table or in arrays, folders of images), the class that
-the argument ``pos_label`` names gets the number 1, by default the rarer one: their alphabetical order says nothing.
-Labels that are numbers stay as they are. Among 0 and 1, or -1 and 1, the positive one is 1, as in scikit-learn, whose
-name for the argument is ``pos_label``, too.
+The positive class always has the number 1, so that every score of class 1, even a module's own, is a score of the
+positive class. If flsv numbers the classes (words in a table or in arrays, folders of images), the class that the
+argument ``pos_label`` names gets the number 1, by default the rarer class, since alphabetical order has no meaning.
+Labels that are numbers stay as they are. Among 0 and 1, or -1 and 1, the positive one is 1, as in scikit-learn, where
+the argument is called ``pos_label``, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import yaml
 
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: Pairs of classes' names whose second one is positive by convention.
+#: Pairs of class names of which the second one is positive by convention.
 CONVENTIONS = (("0", "1"), ("-1", "1"), ("False", "True"), ("FALSE", "TRUE"), ("false", "true"))
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers: of two, the positive class is the second.
+    """Return the names of the classes in the order of their numbers; the positive one of two classes is the second.
 
     Args:
         names: names of the M classes, sorted.
@@ -48,8 +48,8 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
-    """Return the name of the positive class, which the user may have written as a number, or as a truth value (YAML
-    reads ``yes`` as one).
+    """Return the class name that ``pos_label`` means. The user may have given a number, or a truth value (YAML reads
+    ``yes`` as one).
 
     Raises:
         ConfigurationError: there are not two classes, or none of them is ``pos_label``.
@@ -67,7 +67,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
 
 
 def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
-    """Return whether :func:`positive_last` chose the positive class by the number of samples.
+    """Return whether :func:`positive_last` chooses the positive class by the number of samples.
 
     Example:
         >>> chosen_by_rarity(("nein", "ja"), None), chosen_by_rarity(("nein", "ja"), "ja"), chosen_by_rarity("01", None)
@@ -77,12 +77,12 @@ def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
 
 
 def check_positive(names: Sequence[str], pos_label: Any, missing: str | None) -> None:
-    """Raise ConfigurationError unless the second of two classes is ``pos_label``.
+    """Raise ConfigurationError unless there are two classes and class 1 is ``pos_label``.
 
     Args:
         names: names of the classes, by number.
-        pos_label: the user's positive class.
-        missing: the reason why the data have no classes; None if they have.
+        pos_label: the positive class that the user named.
+        missing: the reason why the data have no classes; None if they have classes.
     """
     if missing is not None:
         raise ConfigurationError(f"pos_label={pos_label!r}: the data have no classes ({missing}).")

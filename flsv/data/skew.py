@@ -72,12 +72,11 @@ class DirichletPartitioner(Partitioner):
 
 
 class PathologicalPartitioner(Partitioner):
-    """Partition into clients with exactly ``classes_per_client`` classes each; a class is split evenly among its
+    """Partition in which every client has exactly ``classes_per_client`` classes; a class is split evenly among its
     clients.
 
-    Classes are assigned at random, those with the fewest clients first: no class goes to a second client while another
-    has no client. So every class has a client if ``num_clients * classes_per_client >= num_classes``; otherwise the
-    samples of some classes stay unused.
+    Each client gets the classes that have the fewest clients so far, at random among equals. So every class has a
+    client if ``num_clients * classes_per_client >= num_classes``; otherwise the samples of some classes stay unused.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -85,8 +84,8 @@ class PathologicalPartitioner(Partitioner):
         seed: seed of all random choices.
 
     Raises:
-        ConfigurationError: ``classes_per_client`` exceeds the number of classes, or a class has fewer samples than
-            clients.
+        ConfigurationError: at the call: ``classes_per_client`` exceeds the number of classes, or a class has fewer
+            samples than it has clients.
 
     Example:
         >>> labels = torch.arange(10).repeat_interleave(100)
@@ -160,7 +159,7 @@ class ShardPartitioner(Partitioner):
 
 
 class SizePartitioner(Partitioner):
-    """Partition at random into clients of given relative sizes; all samples are used.
+    """Random partition in which clients have given relative numbers of samples; all samples are used.
 
     Args:
         proportions: relative size of each client, one positive number per client on any scale: with ``[2, 3, 4, 5, 6]``
@@ -213,8 +212,8 @@ class ProportionPartitioner(Partitioner):
         seed: seed of the random order in which a class's samples are divided among the clients.
 
     Raises:
-        ConfigurationError: ``matrix`` has rows of different lengths or a row of zeros, or requires more samples than
-            the data have.
+        ConfigurationError: ``matrix`` has rows of different lengths or a row of zeros, a column sums to more than 1, or
+            the matrix requires more samples than the data have.
 
     Example:
         >>> labels = torch.arange(2).repeat_interleave(100)
@@ -356,7 +355,7 @@ def _by_class(
         labels: class of every sample, int64 ``[N]``.
         classes: the classes to divide.
         generator: generator of the random order.
-        split: returns the clients' parts, given a class and the indices of its samples.
+        split: function ``split(class, indices of its samples)`` that returns the clients' parts of these indices.
 
     Returns:
         Indices of each client's samples, int64 ``[n]``.

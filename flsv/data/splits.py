@@ -30,12 +30,12 @@ class Splits:
     """Shares of the samples that are set aside as validation and test sets, or left out.
 
     Args:
-        server_val: share of the training data that becomes the server's validation set, taken out before partitioning,
-            unless the source has its own validation data; 0: no validation set.
+        server_val: share of the training data that becomes the server's validation set, before the rest is partitioned;
+            0: no validation set. Without effect if the source has its own validation data.
         client_val: share of each client's samples for that client's validation set; at least one sample unless 0.
         client_test: share of each client's samples for that client's test set; at least one sample unless 0.
-        max_samples: size of the random subset of the training samples that is used (the server's validation set
-            included); None: all samples.
+        max_samples: size of the random subset of the training samples that is used, including the server's validation
+            set; None: all samples.
         drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
             samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
             each other. True takes that class's defaults; an instance sets its options.
@@ -146,7 +146,7 @@ def split_federation(
 
 
 def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
-    """Warn of the groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
+    """Warn if there are groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
     instead."""
     message = (
         f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or "
@@ -160,7 +160,7 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
 
 def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
     """Return how many of a client's ``samples`` are for training, validation and test. The validation and the test set
-    have at least one sample unless their share is 0, because an evaluation's mean over clients needs all clients."""
+    have at least one sample unless their share is 0, so that a mean score over clients includes all clients."""
     val, test = (
         max(1, int(fraction * samples + 0.5)) if fraction > 0 else 0
         for fraction in (options.client_val, options.client_test)

@@ -1,5 +1,5 @@
-"""FederatedLoop, the callback that runs a federation's rounds in a Trainer, with its checkpoints and reports; no step
-of a round is written here.
+"""FederatedLoop, the callback that runs a federation's rounds in a Trainer, with its checkpoints and reports. The steps
+of a round are in other packages.
 """
 
 from flsv.federation.loop import FederatedLoop

@@ -35,9 +35,9 @@ from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
-#: The tests' level: the largest probability (for balanced accuracy, about) that a model passes that has learnt nothing.
+#: The tests' level: the largest probability (approximate for balanced accuracy) that an untrained model passes.
 LEVEL = 0.05
-#: Performances for which the performance of a constant answer is known.
+#: Performance measures by which a constant answer's performance is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
 #: Stand-in for a metric's name if no metric evaluates coalitions.
 NO_METRIC = ""
@@ -48,9 +48,9 @@ class LearningResult:
     """Result of the test whether a model is better than a constant answer.
 
     Args:
-        by: the name of the performance.
-        value: the model's performance; None: it is not finite.
-        apart: whether the model is significantly better than a constant answer; None: this cannot be tested.
+        by: the name of the performance measure.
+        value: the model's performance; None if it is not finite.
+        apart: whether the model is significantly better than a constant answer; None if this cannot be tested.
     """
 
     by: str
@@ -59,7 +59,8 @@ class LearningResult:
 
 
 def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | None]:
-    """Return the global model's performance before the first round, by the metric's name; None: it is not finite.
+    """Return ``{metric: performance}`` of the global model before the first round; a performance that is not finite is
+    None.
 
     Args:
         trainer: the fit's trainer.
@@ -69,9 +70,9 @@ def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | 
 
 
 def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
-    """Make the part of the run's record about the test whether the model has learned anything.
+    """Test whether the model has learned anything, and return the entries about it for the run's record.
 
-    A warning is shown for each performance by which the model is not better than a constant answer.
+    A warning is shown for each performance measure by which the model is not better than a constant answer.
 
     Args:
         trainer: the fit's trainer.
@@ -79,8 +80,8 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
 
     Returns:
         ``"paid_in"``: by metric, the performance at the run's start and end, the sum of the clients' values, and
-        whether the model is better than a constant answer; ``"not_known"``: the reason why the test is not possible, if
-        it is not; ``"undecided"``: the result of :func:`inconclusive_metrics`, if there are such metrics.
+        whether the model is better than a constant answer; ``"not_known"``: the reason why the test is not possible,
+        only if it is not; ``"undecided"``: the result of :func:`inconclusive_metrics`, only if it is not empty.
     """
     found, unknown = learning_results(trainer, run)
     values, start = run.metrics.contributions, run.state.start
@@ -112,8 +113,8 @@ def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Ten
         values: the metrics' values by name.
 
     Returns:
-        By metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair of clients,
-        see :mod:`flsv.functional.shapley.studentized_range`.
+        For each such metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair
+        of clients, see :mod:`flsv.functional.shapley.studentized_range`.
     """
     found = {}
     for name, value in values.items():
@@ -132,15 +133,15 @@ def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Ten
 
 
 def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, LearningResult], str | None]:
-    """Test whether the global model is better than a constant answer, by each metric's performance.
+    """Test whether the global model is better than a constant answer, by the performance measure of each metric.
 
     Args:
         trainer: the fit's trainer.
         run: the run.
 
     Returns:
-        The results by the metric's name (one result under ``NO_METRIC`` if no metric evaluates coalitions), and the
-        reason why the test is not possible; None: it is possible.
+        ``{metric: result}`` (a single result under ``NO_METRIC`` if no metric evaluates coalitions), and the reason why
+        the test is not possible, or None if it is.
     """
     model = run.state.model()
     found = _of_games(run, model)
@@ -156,7 +157,7 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
 
 
 def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
-    """Test a model ``[P]`` by the performance of each metric that evaluates coalitions; return results by metric."""
+    """Test the model ``[P]`` by the measure of each metric that evaluates coalitions; return ``{metric: result}``."""
     found: dict[str, LearningResult] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
@@ -179,7 +180,8 @@ def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
 
 
 def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
-    """Return whether scores are better than a constant answer's; None: not known of this performance."""
+    """Return whether a model's scores are better than a constant answer's; None if ``measure`` is not in
+    :data:`TESTED`."""
     by = measure.of if isinstance(measure, ModelScore) and measure.by_class else measure
     return beats_constant(scores, by) if isinstance(by, str) and by in TESTED else None
 
@@ -187,7 +189,7 @@ def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | str:
-    """Score a classifier on as many validation batches as the trainer uses, without changes to the fit.
+    """Score a classifier on the validation batches that the trainer uses, without changes to the fit.
 
     Args:
         trainer: the fit's trainer.
@@ -195,7 +197,7 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
         model: ``[P]``, the classifier.
 
     Returns:
-        The scores, or the reason, as text, why there are none.
+        The scores; if there are none, a text with the reason.
     """
     data, space, module = run.engine.data, run.engine.space, trainer.lightning_module
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
@@ -228,7 +230,7 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
 
 
 def _finite(values: Tensor) -> float | None:
-    """Return the mean of a tensor; None: it is not finite."""
+    """Return the mean of a tensor; None if it is not finite."""
     value = float(values.mean())
     return value if math.isfinite(value) else None
 
@@ -238,14 +240,14 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 
     Args:
         scores: the scores of a single model.
-        performance: ``"accuracy"``: the model is compared with the majority class, by the exact McNemar test on the
-            samples on which only one of the two is right. ``"negative_loss"``: the model is compared with the classes'
-            shares in the validation set, the best constant answer. For predictions that are independent of the labels,
-            the likelihood ratio has a mean of 1 at most, so that it is above :math:`1/\alpha` with a probability of
-            :math:`\alpha` at most (Markov's inequality; :math:`\alpha` is the level).
-            ``"balanced_accuracy"``, ``"per_class_accuracy"``: the model's mean recall is compared with 1 / M, with M
-            the number of classes that occur, by the recall's normal interval, with one right and one wrong sample added
-            to every class.
+        performance: the performance measure, which determines the test. ``"accuracy"``: the model is compared with the
+            majority class, by the exact McNemar test on the samples on which only one of the two is right.
+            ``"negative_loss"``: the model is compared with the classes' shares in the validation set, the best constant
+            answer. For predictions that are independent of the labels, the likelihood ratio has a mean of 1 at most, so
+            that it exceeds :math:`1/\alpha` with a probability of at most :math:`\alpha` (Markov's inequality;
+            :math:`\alpha` is the level). ``"balanced_accuracy"``, ``"per_class_accuracy"``: the model's mean recall is
+            compared with 1 / M, with M the number of classes that occur, by a normal confidence interval of the recall
+            with one right and one wrong sample added to every class.
 
     Example:
         >>> def scores(correct, support, loss):
@@ -276,9 +278,9 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
     """Test whether a score of probabilities is significantly above the score of predictions independent of the labels.
 
-    The mean and the error of such predictions' score follow from the labels' counts alone. The mean is taken over the
-    classes that occur (with two classes: class 1 only), and the error is computed as if all classes' errors were fully
-    correlated, so that it is not too small.
+    The mean and the standard error of the score of such predictions follow from the number of samples of each class.
+    With two classes they are those of class 1. Otherwise they are means over the classes that occur: the error is then
+    that of fully correlated classes, so that it is not too small.
 
     Args:
         score: the score's name, in :data:`flsv.scores.ranking.CLASS_SCORES`. Predictions independent of the labels

@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, and the changes to the trainer that are undone at its end."""
+"""LightningFit: one ``Trainer.fit`` of a federation, which undoes its changes to the trainer at the end."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class LightningFit:
         config: the loop's configuration.
         metrics: the loop's metrics.
         state: the federation's state at the beginning of the fit.
-        run_state: the state of clients, optimizers and files, which a checkpoint holds beside ``state``.
-        plan: the training of the coalitions that metrics need.
+        run_state: the state of clients, optimizers and files, which a checkpoint contains beside ``state``.
+        plan: the plan by which the coalitions that metrics need are trained.
 
     Attributes:
-        fitting: whether the fit has not ended.
-        given_seed: the loop's seed, or the seed of ``seed_everything``; None: neither is set.
+        fitting: whether the fit has not ended yet.
+        given_seed: the loop's seed, or else the seed of ``seed_everything``; None if neither is set.
         federation: the run; None before ``on_fit_start``.
         reports: the output of the run; None before ``on_fit_start``.
     """
@@ -99,7 +99,7 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer, the metrics and the run's seed, before the module is on its device.
+        """Prepare the trainer and the metrics, and set the run's seed, before the module is on its device.
 
         Args:
             settings: the loop's settings, see :func:`flsv.configuration.identity.settings_of`.
@@ -207,18 +207,18 @@ class LightningFit:
         return self.running.engine.cohort.client if self.within_round else None
 
     def place(self) -> str:
-        """Return a text about the present client and round, such as ``"while client 2 trained in round 6"``."""
+        """Return words for the present client and round, such as ``"while client 2 trained in round 6"``."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     def _progress(self) -> dict[str, str]:
-        """Return what the progress bar shows of a round."""
+        """Return ``{name: text}`` for the progress bar: the round and the client."""
         rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
         return {"round": rounds, "client": self.running.engine.cohort.place}
 
     # ---- a round
 
     def begin_epoch(self) -> None:
-        """Store the state between two rounds before any hook of the next one, then let Lightning begin its epoch."""
+        """Store the state before any hook of the next round, then let Lightning begin the epoch."""
         assert self.boundary is not None
         assert self.reports is not None
         self._epoch_begun = False
@@ -275,11 +275,11 @@ class LightningFit:
     # ---- between rounds
 
     def epoch_has_begun(self) -> None:
-        """Note that Lightning has called the hooks of an epoch's start."""
+        """Record that Lightning has called the hooks of an epoch's start."""
         self._epoch_begun = True
 
     def end_epoch(self) -> None:
-        """Store Lightning's progress between two rounds."""
+        """Store Lightning's progress if a round is complete."""
         if self.boundary is not None and not self.within_round:
             self.boundary.remember()
 
@@ -289,7 +289,7 @@ class LightningFit:
             self.discard("the epoch ended before the round's last batch")
 
     def discard(self, why: str) -> None:
-        """Forget an unfinished round, and warn; without an unfinished round do nothing.
+        """Discard an unfinished round and warn; do nothing if there is none.
 
         Args:
             why: the reason, for the warning.
@@ -303,8 +303,8 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that is saved during a round into one of the round's start; refuse it after an error at
-        the server."""
+        """Change a checkpoint that is being saved to a state between two rounds: that of the round's start during a
+        round, else that of the epoch's end. Refuse to save it after an error at the server."""
         if self.boundary is None or self.reports is None:
             return
         if self.running.at_server:
@@ -319,8 +319,8 @@ class LightningFit:
     # ---- the end
 
     def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
-        """Return the patch with which the run is finished after all hooks ``on_train_end``, in which callbacks and the
-        module may still change the model that the fit delivers."""
+        """Return the patch by which :meth:`finish` is called after all hooks ``on_train_end``, since callbacks and the
+        module may still change the final model in these hooks."""
         before = strategy.on_train_end
 
         def end() -> None:
@@ -350,12 +350,12 @@ class LightningFit:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Handle an error of the fit: add the client and the round to it, forget the round, and restore the trainer and
-        the module.
+        """Handle an error of the fit: add a note with the client and the round to it, discard the round, and restore
+        the trainer and the module.
 
         Args:
             module: the fit's module.
-            exception: the error; a note is added to it.
+            exception: the error.
         """
         try:
             if self.federation is not None:
@@ -389,10 +389,11 @@ class LightningFit:
     # ---- changes to the trainer
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        """Replace attributes until the fit's end; each change is an object, an attribute's name and the new value."""
+        """Set attributes until the fit's end; each change is ``(object, attribute name, new value)``."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """Return the next round's train dataloader; before the run exists, a stand-in of the dataloader's length."""
+        """Return the next round's train dataloader; before the first cohort exists, a stand-in with a client's number
+        of batches."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

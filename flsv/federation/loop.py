@@ -77,7 +77,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
         metrics: contribution metrics by name, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
             Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
-        personalizer: gives clients start points of their own. Default: all clients start from the global model.
+        personalizer: the personalizer, which gives each client its own start point. Default: all clients start from the
+            global model.
         sampler: the sampler, which draws each round's cohort. Default: every client takes part.
         client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
         uploads: changes that clients make to their updates before sending them, in this order: attacks, which the
@@ -117,7 +118,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return the loop's argument of this name, an attribute of :attr:`config`."""
+            """Return the loop's argument called ``name``, an attribute of :attr:`config`."""
 
     @checked
     def __init__(
@@ -153,7 +154,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Return the settings as text, as they were before the first fit: a fit may change the objects."""
+        """Return the settings as text, as they were before the first fit, which may change the objects."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -233,7 +234,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state for a checkpoint: all that the next round needs, except the global model."""
+        """Return the loop's state for a checkpoint: everything that the next round needs, except the global model."""
         return {
             **self.state.state_dict(),
             **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
@@ -254,7 +255,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
-        """Check that this fit can resume from a ``state_dict`` of a loop.
+        """Check that this fit can resume from a saved ``state_dict`` of a loop.
 
         Raises:
             ConfigurationError: the fit cannot resume; the message names the difference.
@@ -269,7 +270,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the loop's state between two rounds, without trainer and data, so that a copy can be fitted anew."""
+        """Return the loop's attributes for a copy that can be fitted: without the trainer, the data and the fit."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
         return {
@@ -286,7 +287,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return the configuration with which remote sites train coalitions' models, if metrics need them, too."""
+        """Return the configuration for remote sites, which also train the coalitions' models that metrics need."""
         return self._plan.as_rows(self.config)
 
     @property
@@ -315,7 +316,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the clients' weights in the last aggregation ``[n]``, NaN outside the cohort; None: there was none."""
+        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the
+        first."""
         return self.state.weights
 
     @property
@@ -330,7 +332,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """Return the clients' own models' accuracies ``[n]`` in their last evaluation; None: there was none."""
+        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first."""
         return self.state.client_scores.get("accuracy")
 
     @property
@@ -344,22 +346,24 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """Return all faults of clients and their updates in this run, with the number of times of each fault."""
+        """Return one event for each client and kind of fault in this run, with the number of times that it occurred."""
         return events_of(self.filters, self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return, by client with faults, the numbers of rounds in which its update was faulty, and not measured."""
+        """Return ``{client: (faulty, sent)}`` of the clients with faulty updates: the number of rounds in which the
+        update was not finite or far too large, and the number in which the client sent an update."""
         return faults_in(self.events)
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return groups of clients that sent copies of each other's updates; a single client copied the last step."""
+        """Return lists of clients that sent copies of each other's updates. A list of one client means that it sent
+        back the server's last step."""
         return copies_in(self.events)
 
     @property
     def coalitions(self) -> int:
-        """Return the number of different coalition models that were evaluated in this fit so far."""
+        """Return how many different models of coalitions were evaluated in this fit so far."""
         return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
@@ -368,13 +372,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the clients whose next start differs from the global model."""
+        """Return ``{client id: model [P]}`` of the clients whose next start point is not the global model."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the metrics' current values and the last weights and accuracies as a tidy DataFrame.
-
-        It has the columns of :func:`flsv.read_run`; :meth:`history` has all rounds."""
+        """Return the metrics' current values, the last weights and the last scores of clients' own models as a tidy
+        DataFrame with the columns of :func:`flsv.read_run`; :meth:`history` returns all rounds."""
         names = None if self._lightning_fit is None else self._lightning_fit.data.client_names
         return current_table(self.contribution_metrics, self.state, names)
 

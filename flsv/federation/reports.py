@@ -1,4 +1,4 @@
-"""RunReports: makes each round's result and passes it to all sinks (files, loggers); Contribution: a metric's value."""
+"""RunReports, which passes each round's result to all sinks (files, loggers), and Contribution, a metric's values."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """The output of a fit: makes the result of each round and of the run, and passes it to sinks, which write it.
+    """Output of a fit: it makes the result of each round and of the run, and passes the results to sinks, which write
+    them.
 
     Args:
         trainer: the fit's trainer.
         federation: the run whose rounds are reported.
         run_state: the state with the path of the ``contributions.csv`` that the run continues, and the run's identity.
         files: whether files are written.
-        told: a function that returns further lines for the end of the run.
+        told: function that returns lines of text about the coalitions, for the end of the run.
 
     Attributes:
         sinks: the objects that write results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard,
@@ -103,7 +104,7 @@ class RunReports:
 
         Args:
             path: path of the file to write.
-            before: path of the file that holds the resumed run's rows; None: ``path``.
+            before: path of the file with the earlier rows of a resumed run; None: that file is ``path``.
         """
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)
@@ -122,7 +123,7 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Make the sinks of the trainer's loggers, and log the settings."""
+        """Log the settings, and return the sinks for the trainer's loggers."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -188,14 +189,14 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether files or the table have the test that compares the model with a constant answer."""
+        """Return whether files or the table show the test of whether the model is better than a constant answer."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
 
     def look_at_start(self) -> None:
-        """Store the model's performance before the first round, by metric, in the federation's state."""
+        """Store the model's performance before the first round, by each metric's measure, in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
             self._state.start = initial_scores(self._trainer, self._federation)
 
@@ -206,7 +207,7 @@ class RunReports:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Show the table of the values so far, after the user has stopped the fit."""
+        """Show the table of the values so far; called after the user has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -268,13 +269,13 @@ class ClientPictures(Sink):
 
 
 class Contribution(Tensor):
-    """A metric's values ``[n]``, one per client, as tables show them: a tensor with further attributes.
+    """Tensor with a metric's values ``[n]``, one per client, as tables show them, and with further attributes.
 
     Attributes:
-        by_class: ``[n, M]``, the values per class or other column; None: the metric has no columns.
+        by_class: ``[n, M]``, the values per class or other column; None if the metric has no columns.
         interval: the low and the high ends of the values' intervals, ``[n]`` each, see
-            :meth:`flsv.metrics.ContributionMetric.intervals`; None: they are not known.
-        pending: the reason, as text, why there are no values yet; None: there are values.
+            :meth:`flsv.metrics.ContributionMetric.intervals`; None if they are not known.
+        pending: the reason, as text, why there are no values yet; None if there are values.
 
     Example:
         >>> import torch
@@ -314,12 +315,12 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 def current_table(
     board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
-    """Make the table of the metrics' current values, the last weights and the last scores of clients' own models.
+    """Return a table of the metrics' current values, the last weights and the last scores of clients' own models.
 
     Args:
         board: the loop's metrics.
         state: the federation's state.
-        client_names: the clients' names; None: the names that the metrics hold.
+        client_names: the clients' names; None: the names that are stored in the metrics.
     """
     last = {"weight": state.weights, **state.client_scores}
     results = RoundResults(board.metrics, client_names or _names(board, state))
@@ -327,13 +328,13 @@ def current_table(
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the clients' names that the metrics hold; without such names, the clients' numbers."""
+    """Return the clients' names that are stored in the metrics; if none are, the clients' numbers."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """Return all faults of clients and their updates in the run so far.
+    """Return one event for each client and kind of fault in the run so far.
 
     Faults that the filters have found are first added to ``state.incidents``.
 

@@ -15,7 +15,7 @@ from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 
-#: Hyper-parameters that select the network: weights of another network are refused, even if all shapes agree.
+#: Hyper-parameters that select the network. If they differ, weights are refused even if all shapes agree.
 NETWORK = ("network", "network_args")
 
 
@@ -31,7 +31,8 @@ def check_checkpoint(
     Args:
         trainer: the trainer that will use the checkpoint.
         key: the key of the federation's state in ``checkpoint["callbacks"]``.
-        check: called with that state and the trainer's ``max_epochs``; raises if the present fit cannot resume from it.
+        check: function that is called with that state and the trainer's ``max_epochs``, and raises ConfigurationError
+            if the present fit cannot resume from the state.
         checkpoint: the checkpoint that was read.
         path: the file that it was read from, for messages.
 
@@ -72,15 +73,15 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
     """Check a loop's saved state against the present fit.
 
     Args:
-        state: a result of :meth:`FederatedLoop.state_dict`.
+        state: the saved state, a result of :meth:`FederatedLoop.state_dict`.
         version: the present version of flsv.
         identity: the identity of the present fit.
-        seed: the seed given for the present fit, or None.
+        seed: the seed of the present fit; None if the user gave none.
         max_epochs: the trainer's number of rounds; -1 or None for no limit.
 
     Raises:
-        ConfigurationError: the state is of another version of flsv, federation or seed, or has more rounds than
-            ``max_epochs``.
+        ConfigurationError: the state was saved by another version of flsv, belongs to another federation or seed, or
+            has completed more rounds than ``max_epochs``.
     """
     if state.get("version") != version:
         raise ConfigurationError(
@@ -112,7 +113,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Raise ConfigurationError if a key of the checkpoint is missing when code within this context reads it."""
+    """Raise ConfigurationError in place of a KeyError within this context, in which a checkpoint is read."""
     try:
         yield
     except KeyError as error:
@@ -173,7 +174,8 @@ def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: An
 
 
 def _loads_plainly(module: L.LightningModule) -> bool:
-    """Return whether the module loads a state_dict unchanged, without hooks or an override of its own."""
+    """Return whether the module loads a state_dict unchanged: it overrides no loading method, and has no hook that
+    changes the state_dict."""
     return not (
         is_overridden("on_load_checkpoint", module, L.LightningModule)
         or type(module).load_state_dict is not nn.Module.load_state_dict

@@ -47,7 +47,7 @@ class FederationRun:
     Attributes:
         server: the server's steps of a round.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
-        at_server: whether the server has begun with a round and not ended it, so that metrics may have counted it.
+        at_server: whether the server is processing a round, so that metrics may have counted it already.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class FederationRun:
 
     @property
     def clients(self) -> list[Client]:
-        """Return the objects through which the server reaches the clients, in the order of the clients' numbers."""
+        """Return the clients as the server sees them, in the order of their numbers."""
         return self.engine.manager.clients
 
     @property
@@ -88,13 +88,14 @@ class FederationRun:
 
     @property
     def coalitions(self) -> int:
-        """Return the number of different coalition models that were evaluated in this fit so far."""
+        """Return how many different models of coalitions were evaluated in this fit so far."""
         return 0 if self.server.games is None else self.server.games.total_evaluations
 
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
-        """Give the properties of the federation to its strategies and filters, and draw the first cohort.
+        """Call ``begin`` or ``resume`` of the strategies and filters with the facts about the federation, and draw the
+        first cohort.
 
         Args:
             resumed: whether the strategies have loaded their state from a checkpoint.
@@ -128,7 +129,7 @@ class FederationRun:
         self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
-        """Draw the clients of the next round, before its batches are made."""
+        """Draw the cohort of the next round; called before the round's batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
         # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
         self._priors = self.metrics.with_priors()
@@ -141,7 +142,7 @@ class FederationRun:
         state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
-        """Return the train dataloader of the current round; if no cohort is drawn yet, draw it."""
+        """Return the train dataloader of the current round; draw its cohort first if it is not drawn yet."""
         if not self.state.cohort:
             self.draw_cohort()
         return self.engine.loader()
@@ -149,22 +150,21 @@ class FederationRun:
     # ---- a round
 
     def remember(self) -> None:
-        """Store the model from before the round, and seed the random numbers; called before any hook of the round.
-
-        The hooks of a resumed run must draw the same random numbers.
+        """Store the global model, and seed the random numbers; called before any hook of the round, because the hooks
+        of a resumed run must draw the same random numbers.
         """
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.cohort.turn.shared.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
-        """Run a round: the module holds the global model before and after it.
+        """Run a round. The module holds the global model before and after it.
 
         Args:
-            write: writes the round's results.
-            last: whether this is the last round, so that no further cohort is drawn.
+            write: function that writes the round's results.
+            last: whether this is the last round, after which no further cohort is drawn.
 
         Returns:
-            Whether the round is complete; otherwise the fit was told to stop before the cohort's last batch.
+            True if the round is complete; False if the fit was told to stop before the cohort's last batch.
 
         Raises:
             ConfigurationError: the privacy budget is spent.
@@ -239,13 +239,14 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Explain why the privacy budget does not suffice for another round; None: it suffices, or there is none."""
+        """Return a text that says why the privacy budget does not suffice for another round; None if it suffices, or if
+        there is no budget."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return the models ``[P]`` that clients would use after the server's next instructions, by client id, of the
-        clients that would use another model than the global one."""
+        """Return ``{client id: model [P]}`` of the clients that would start from another model than the global model
+        after the server's next instructions."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
@@ -262,7 +263,7 @@ class FederationRun:
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
-        """Add the global model, which uploads need, to the instructions of clients that start from another model."""
+        """Add the global model, which an upload needs, to the instructions of clients that start from another model."""
         model = self.state.model()
         for client, instruction in instructions.items():
             if instruction.start is not model:
@@ -279,17 +280,17 @@ class FederationRun:
 
 @dataclass
 class RunState:
-    """State of clients, optimizers and files that the next round needs, beside the federation's state.
+    """State of clients, optimizers and files that the next round needs besides :class:`flsv.core.FederationState`.
 
     Args:
         store: the state that the clients keep between rounds.
-        buffers: counters and masks of the module from a checkpoint, until training begins.
-        configured_options: the options that ``configure_optimizers`` set when the run began, from a checkpoint, until
-            training begins.
-        shared: a description of the entries of the module that are shared.
-        finetuned: the layers that a finetuning callback has unfrozen.
-        csv: path of the ``contributions.csv`` that the run continues.
-        identity: the run's data and settings.
+        buffers: the module's counters and masks from a checkpoint; None after training has begun.
+        configured_options: the optimizer options that ``configure_optimizers`` set when the run began, from a
+            checkpoint; None after training has begun.
+        shared: a description of the shared entries of the module, see ``ParameterSpace.described``.
+        finetuned: the names of the parameters and layers that a finetuning callback has unfrozen.
+        csv: path of the ``contributions.csv`` that the run continues; None if there is none.
+        identity: the run's settings and hashes of its samples.
         resumed: whether the state was loaded from a checkpoint.
     """
 
@@ -306,7 +307,7 @@ class RunState:
         """Return the state for a checkpoint.
 
         Args:
-            engine: the fit's engine, which holds the clients' present states; None: there is none yet.
+            engine: the fit's engine, which has the clients' present states; None before there is one.
         """
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
@@ -323,17 +324,17 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load everything except the identity, which belongs to the current fit."""
+        """Load everything except the identity, which belongs to the present fit."""
         self.store.load_state_dict(state["clients"])
         self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
 
     def copy(self, engine: OneProcess | None) -> RunState:
-        """Return a copy of the state, with the clients' present states.
+        """Return a copy of this state, with the clients' present states.
 
         Args:
-            engine: the fit's engine, which holds the clients' present states and is not copied; None: there is none.
+            engine: the fit's engine, which has the clients' present states and is not copied; None if there is none.
         """
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))

@@ -1,8 +1,8 @@
-"""Coalition games: how good the federation's model would be with only some of its clients; no value of a client, which
-metrics compute.
+"""Coalition games: how good the federation's model would be with only some of its clients. Metrics compute the clients'
+values from these games.
 
-The performance measures are listed in :mod:`flsv.games.performance`. The values of an autoencoder's clients, by its own
-validation loss:
+The performance measures are listed in :mod:`flsv.games.performance`. This example values the clients that train an
+autoencoder, by the autoencoder's own validation loss:
 
 >>> import tempfile
 >>> import lightning as L

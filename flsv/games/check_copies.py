@@ -1,9 +1,9 @@
 """A check that copies of a module are independent of it.
 
-References that a module keeps beside its layers survive ``copy.deepcopy`` bound to the original: a compiled
-``forward``, a lambda, a hook that closes over ``self``. Every model that is loaded into such a copy would be evaluated
-as the original, and all coalitions would get the same score. So a copy is tried before the first model is evaluated:
-the copy's outputs must depend on the copy's own weights and not on the original's weights.
+Some attributes of a module still refer to the original after ``copy.deepcopy``: a compiled ``forward``, a lambda, a
+hook that closes over ``self``. Such a copy would compute with the original's weights, whatever model is loaded into it,
+and all coalitions would get the same score. So a copy is checked before the first model is evaluated: its outputs must
+depend on its own weights and not on the original's weights.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 
-#: The largest change of outputs that counts as rounding, as a share of their change when all weights change.
+#: The largest change of outputs that counts as rounding, relative to their change between two random models.
 _TOLERANCE = 1e-3
 
-#: Evaluates the model with a vector ``[P]`` in a copy and returns its outputs, of any type.
+#: Function that loads a model ``[P]`` into a copy of the module and returns the copy's outputs, of any type.
 Outputs = Callable[[Tensor], Any]
 
 
@@ -34,17 +34,18 @@ def check_copies(
     outputs: Outputs,
     sensitive: bool = True,
 ) -> None:
-    """Raise unless a model that is evaluated in a copy of the module uses the copy's weights only.
+    """Raise ConfigurationError unless a model that is evaluated in a copy of the module uses the copy's weights only.
 
-    Two models of random weights near the module's are evaluated, so that a last layer of zeros hides nothing. During
-    the check the module's tensors point to other memory; their own memory is not written.
+    Two models with random weights near the module's are evaluated, since a last layer of zeros would give equal outputs
+    for all weights. During the check the module's tensors point to other memory; their own memory is not written.
 
     Args:
         module: the original module.
         space: the map between the module's state and vectors ``[P]``.
-        outputs: a function that evaluates the model of a vector ``[P]`` in the copy and returns the model's outputs,
-            from the same random state every time.
-        sensitive: whether the outputs of two different models must differ; accuracies on few samples may agree.
+        outputs: function that loads a model ``[P]`` into the copy and returns the copy's outputs, with the same random
+            numbers in every call.
+        sensitive: whether the outputs of two different models must differ; False for accuracies on a few samples, which
+            may be equal.
 
     Raises:
         ConfigurationError: the outputs depend on the original's weights, or do not depend on the copy's weights.
@@ -82,8 +83,8 @@ def check_copies(
 
 @contextmanager
 def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterator[None]:
-    """Point the module's tensors to the values of ``vector [P]`` inside the context, in new memory, and restore them
-    after it.
+    """Let the module's tensors point to new memory with the values of ``vector [P]`` within the context; afterwards
+    they point to their own memory again.
     """
     values, named = space.unflatten(vector), dict([*module.named_parameters(), *module.named_buffers()])
     before = {name: named[name].data for name in space.names}

@@ -22,11 +22,10 @@ class CoalitionGames:
     """Factory of the coalition games of every round of a fit.
 
     Args:
-        evaluator: evaluates classifiers on the server's validation set; None if no game needs classifiers' scores.
-        server_lr: the server's learning rate: how far a coalition's model moves from the global model to the members'
-            average, as a share of that way.
+        evaluator: evaluator of classifiers on the server's validation set; None if no game needs classifiers' scores.
+        server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
         validated: ``{key: evaluator}`` for models of any task; the key is :attr:`flsv.games.ModelScore.evaluator`.
-        ranks: the processes among which the evaluations are divided; all of them call the games with the same
+        ranks: the processes among which the evaluations are divided; all of them must call the games with the same
             arguments.
 
     Example:
@@ -70,15 +69,15 @@ class CoalitionGames:
 
     @property
     def evaluations(self) -> int:
-        """Number of distinct models evaluated in the current round; a model counts once for each evaluator that
-        evaluated it.
+        """Number of different models that were evaluated in the current round; a model that several evaluators
+        evaluated counts once for each of them.
         """
         assert self.round is not None  # it raises without one
         return self.total_evaluations - self._before
 
     @property
     def total_evaluations(self) -> int:
-        """Sum of :attr:`evaluations` over all rounds of this fit so far, with the current round."""
+        """Sum of :attr:`evaluations` over all rounds of this fit so far, including the current round."""
         return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
 
     def begin(self, round: Round) -> None:
@@ -105,8 +104,8 @@ class CoalitionGames:
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
-        """Make a coalition game of the current round. The games of one round share their evaluations, so that no model
-        is evaluated twice.
+        """Make a coalition game of the current round; for the arguments see :class:`CoalitionUtility`. The games of a
+        round share their evaluations, so that no model is evaluated twice.
         """
         key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
@@ -122,8 +121,8 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """Make a table for games of a round other than the current one, such as a round composed of all rounds; the
-        table's evaluations are counted in :attr:`evaluations`.
+        """Make a table of scores by ``metric`` for a round other than the current one, such as a round composed of all
+        rounds. The table's evaluations are counted in :attr:`evaluations`.
         """
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
@@ -132,7 +131,7 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """Evaluate models that need not be coalitions' models; they are counted in :attr:`evaluations`.
+        """Evaluate any models, not only those of coalitions; they are counted in :attr:`evaluations`.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
@@ -147,11 +146,11 @@ class CoalitionGames:
         return utility_of(table.evaluate(build, count), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the validation loss's gradient at a model. The gradient at a round's start is computed only once.
+        """Compute the validation loss's gradient at a model. It is not computed again for the vector of the last call.
 
         Args:
             vector: ``[P]``, the model.
-            balanced: whether all classes have the same weight in the loss.
+            balanced: whether all classes have the same weight in a classifier's loss.
             loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
 
         Returns:
@@ -164,8 +163,8 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the dot products of the current round's updates with :meth:`gradient` at the round's start, float64
-        ``[k]`` for k clients. They are computed once per round.
+        """Compute the dot products of the k clients' updates in the current round with the :meth:`gradient` at the
+        round's global model, float64 ``[k]``. They are computed once per round.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
@@ -174,8 +173,9 @@ class CoalitionGames:
         return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Compute products of the current round's updates with the validation loss's gradient and, for ``order=2``,
-        with the Hessian of a classifier's loss, both at the round's start. They are computed once per round.
+        """Compute the products of the current round's updates with the gradient of the validation loss ``loss`` at the
+        round's global model. With ``order=2`` compute also those with the Hessian; the loss is then always the
+        cross-entropy. They are computed once per round.
         """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)

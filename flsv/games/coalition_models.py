@@ -13,14 +13,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):
-    """Weights ``[k]`` of a round's k clients that are normalized to sum to 1 inside every coalition; the weights in a
-    plain tensor are used as they are.
+    """Weights ``[k]`` of a round's k clients that are divided by their sum over each coalition's members. Weights in a
+    plain tensor are not normalized.
     """
 
     weights: Tensor
 
 
-#: The largest rounding error of weights that sum to 1.
+#: A sum of weights that differs from 1 by at most this much counts as 1.
 _ROUNDING = 1e-12
 
 Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
@@ -33,11 +33,11 @@ class CoalitionModels:
         round: the round whose clients form the coalitions.
         weighting: the clients' weights: ``"uniform"``, ``"samples"``, a tensor of fixed weights ``[k]``, or
             :class:`Renormalized` weights.
-        server_lr: the server's learning rate, a factor of the weighted mean update of the parameters; it does not apply
-            to buffers.
+        server_lr: the server's learning rate, the factor of the weighted mean update of the parameters; it does not
+            apply to buffers.
 
     Attributes:
-        key: a value that is equal for two objects if each coalition has the same model in both.
+        key: a value that is equal for two objects of the same round if each coalition has the same model in both.
     """
 
     def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
@@ -53,8 +53,8 @@ class CoalitionModels:
             masks: bool ``[K, k]``, a row for each of K coalitions, True for its members.
 
         Returns:
-            The clients' weights for the parameters and for the buffers, float64 ``[K, k]`` each; a row of zeros means
-            the global model.
+            The clients' weights for the parameters, and those for the buffers, float64 ``[K, k]`` each; a coalition
+            whose row is all zeros has the global model.
         """
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)

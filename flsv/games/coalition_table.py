@@ -1,4 +1,4 @@
-"""CoalitionTable: the scores of a round's coalitions, each evaluated once."""
+"""CoalitionTable: the scores of a round's coalitions, each of which is evaluated only once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from flsv.utilities import progress
 
 
 class CoalitionTable:
-    """All coalition scores of one round that have been requested.
+    """Scores of all coalitions of one round that were evaluated so far.
 
-    Utilities with different metrics share all scores of the table; utilities with different weightings share only the
-    score of the empty coalition, whose model does not depend on the weighting.
+    Games that differ in the performance measure share all scores of the table; games that differ in the weighting share
+    only the score of the empty coalition, whose model does not depend on the weighting.
 
     Args:
         round: the round whose clients are the players.
-        evaluator: evaluates the coalitions' models.
-        ranks: the processes among which the evaluations are divided; each process gets all scores.
+        evaluator: the evaluator of the coalitions' models.
+        ranks: the processes among which the evaluations are divided; each process gets all scores. If the evaluator
+            asks clients, every process evaluates all models.
 
     Attributes:
         evaluations: the number of models evaluated so far.
@@ -39,8 +40,8 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), after evaluating those that are
-        new.
+        """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU; ``models`` builds the models
+        of those that are not in the table yet, which are evaluated first.
         """
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
@@ -54,8 +55,8 @@ class CoalitionTable:
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, which ``build`` writes, divided among the ranks; return their scores without
-        storing them.
+        """Evaluate ``count`` models, which ``build`` writes (see :data:`flsv.games.vector_evaluator.Build`), divided
+        among the ranks; return their scores without storing them in the table.
         """
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
@@ -69,7 +70,7 @@ class CoalitionTable:
 
 
 def _counted(build: Build, count: int) -> Build:
-    """Wrap the function ``build`` of ``count`` models so that a progress bar shows how many models have been built."""
+    """Return a function like ``build``, for ``count`` models, that also advances the progress bar at each new model."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
     progress.add_total("coalitions", count)
 

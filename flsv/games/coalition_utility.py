@@ -1,8 +1,8 @@
 """CoalitionUtility: how good the model would be with only some of a round's updates.
 
-``CoalitionUtility(masks: bool [K, k]) -> float [K]`` is the callable that every Shapley estimator of
-:mod:`flsv.functional` takes. A :class:`flsv.games.CoalitionTable` behind it builds and evaluates every coalition of the
-round once for all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
+Every Shapley estimator of :mod:`flsv.functional` takes a callable ``(masks: bool [K, k]) -> float [K]``, such as a
+CoalitionUtility. Its :class:`flsv.games.CoalitionTable` builds and evaluates each coalition of the round only once for
+all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
 
 The game is from Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
 the players are the round's clients; U(S), the utility of the coalition S, is the performance on the validation set of
@@ -27,26 +27,26 @@ from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.declared import Positive, checked
 
-#: A performance measure of models, or several names of a classifier's scores, which give a column of utilities each.
+#: A performance measure of models, or several names of classifiers' scores, each of which gives a column of utilities.
 Measure = str | ModelScore | Sequence[str]
 
 
 @checked
 class CoalitionUtility:
-    """The utility of coalitions of a round's cohort: ``utility(masks)``.
+    """Coalition game of a round's cohort: ``utility(masks)`` returns the utilities of coalitions.
 
     The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
     update (a row of ``round.client_updates``) and w_i(S) its weight in S. Buffers (BatchNorm's statistics) are averages
-    of the members' own with weights that sum to 1 inside S, whatever ``server_lr`` and the weights' sum: moving a
-    running variance beyond the clients' own can turn it negative. The model of the empty coalition, and of a coalition
-    whose weights sum to 0, is the global model x.
+    of the members' own with weights normalized to sum to 1 inside S, and ``server_lr`` does not apply to them, because
+    other sums can make a running variance negative. The model of the empty coalition, and of a coalition whose weights
+    sum to 0, is the global model x.
 
-    Each model is computed by a matrix-vector product of its own, so that its bits depend on its coalition only. At any
-    time only one model per thread (CPU) or one chunk of models (CUDA) is in memory.
+    Each model is computed by a matrix-vector product of its own, so its bits do not depend on the other coalitions of
+    the call. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
 
     Args:
         round: the round whose clients are the players, in the order of ``client_ids``.
-        evaluator: the evaluator of models on the server's validation set.
+        evaluator: evaluator of models on the server's validation set.
         metric: the performance measure, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
@@ -96,7 +96,7 @@ class CoalitionUtility:
 
     @property
     def evaluations(self) -> int:
-        """Number of distinct models that the table has evaluated for all utilities that share it."""
+        """Number of different models in the table, which several games may share."""
         return self.table.evaluations
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class CoalitionUtility:
 
         Returns:
             The utilities, float64 ``[K]``, or ``[K, M]`` for per-class accuracy, on the CPU. A negative loss is NaN or
-            infinite where the model's loss is.
+            infinite if the model's loss is.
 
         Raises:
             ValueError: the masks have another type or shape.
@@ -125,7 +125,7 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
 
     Args:
         scores: the scores of K models.
-        metric: the performance measure; of several names of a classifier's scores each gives a column.
+        metric: the performance measure, or M names of classifiers' scores, each of which gives a column.
 
     Returns:
         The utilities, float64 ``[K]``, or ``[K, M]`` for M classes or M names.

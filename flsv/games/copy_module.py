@@ -1,4 +1,4 @@
-"""Deep copies of modules that are not compiled, and whose functions refer to the copy instead of the original."""
+"""Deep copies of modules. A copy is not compiled, and its functions refer to the copy instead of the original."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
-    """Make a deep copy of a module that is not compiled and that shares the original's optimizer factories.
+    """Make a deep copy of a module. The copy is not compiled, and it shares the original's optimizer factories.
 
-    Optimizer factories made by the command line refer to its parser, which takes longer to copy than a small module,
-    and they refer to nothing of the module.
+    The optimizer factories that the command line makes refer to its parser, which takes longer to copy than a small
+    module, and do not refer to the module.
 
     Args:
         module: the original module.
-        instead: ``{id(object): replacement}``: objects of the module, and the objects that replace them in the copy.
+        instead: ``{id(object): replacement}`` for objects of the module that are replaced in the copy.
 
     Raises:
         ConfigurationError: the module cannot be copied; the message names the attributes that prevent it.
@@ -60,7 +60,7 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Make a deep copy of a value in which closures refer to the copies of the value's parts instead of the originals.
+    """Make a deep copy of a value. Closures in the copy refer to the copies of the value's parts, not to the originals.
 
     Args:
         value: the object to copy.
@@ -93,8 +93,8 @@ class _OutputsDetached(TorchFunctionMode):
 
 
 def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
-    """Find the closures among a layer's attributes ``held`` that refer to one of the module's ``parts`` (by ``id``),
-    which a deep copy would share, and add to ``twins`` the same functions with closure cells of their own.
+    """Find functions among a layer's attributes ``held`` whose closures refer to one of the module's ``parts`` (by
+    ``id``), which a deep copy would share. Add ``{function: same function with empty closure cells}`` to ``twins``.
     """
     for value in held:
         if isinstance(value, dict):  # of hooks
@@ -120,9 +120,8 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 
 def _makes(factory: partial) -> bool:
-    """Tell whether a ``partial`` creates objects of a class, like the optimizer factories that come from a
-    configuration.
-    """
+    """Return whether a ``partial`` creates objects of a class, or was made by the command line, as optimizer
+    factories."""
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

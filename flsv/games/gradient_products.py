@@ -22,8 +22,7 @@ class GradientProducts(NamedTuple):
 
     Attributes:
         gradient: ``[k]``, the dot products g . d_i of the gradient g with the update d_i of each of k clients.
-        hessian: ``[k, k]``, the products d_i^T H d_j with the Hessian H, symmetric; None if only the first order was
-            asked for.
+        hessian: ``[k, k]``, the products d_i^T H d_j with the Hessian H, symmetric; None if they were not requested.
     """
 
     gradient: Tensor
@@ -43,9 +42,9 @@ def gradient_products(
     mean validation cross-entropy at the model ``vector``.
 
     The batches are read once. For each batch one gradient is computed and, for k clients, k Hessian-vector products by
-    differentiating twice; no coalition is evaluated. BatchNorm uses the vector's running statistics, which are
-    constants here: the buffers' part of the updates is ignored. ReLU and max-pooling have no curvature of their own, so
-    the Hessian of such a network is the Hessian of its linear piece at ``vector``.
+    differentiating twice; no coalition is evaluated. BatchNorm uses the running statistics in ``vector`` as constants,
+    so the buffers' part of the updates is ignored. ReLU and max-pooling have no curvature of their own: the Hessian is
+    that of the network with its active units at ``vector`` held fixed.
 
     Args:
         module: the classifier, in evaluation mode; its ``forward(x)`` returns logits ``[B, M]``.
@@ -89,8 +88,8 @@ def loss_gradient(
         batches: pairs ``(x, y)`` of an input and integer classes ``[B]``.
         support: ``[M]``, the number of samples of each class.
         vector: ``[P]``, the model.
-        balanced: whether all classes that occur have the same weight: the loss is then the mean over classes of each
-            class's mean cross-entropy.
+        balanced: whether all classes that occur have the same weight: the loss is then the mean over these classes of
+            the class's mean cross-entropy.
 
     Returns:
         The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the parameters.
@@ -114,8 +113,8 @@ def _slopes(
     create_graph: bool = False,
     weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for every batch its part of the gradient ``[P']`` and the parameter vector ``[P']`` with respect to which
-    it is computed. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
+    """Yield for every batch ``(slope, parameters)``: its summand of the gradient, ``[P']``, and the vector ``[P']`` of
+    parameters to which the gradient refers. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
     """
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}

@@ -1,15 +1,15 @@
-"""Judges: the clients score coalitions' models on their own held-out samples, where no server has validation data.
+"""Judges: clients that score coalitions' models on their own held-out samples, for servers without validation data.
 
-The utility of a classifier is its balanced accuracy on the held-out samples of all clients together. For any other
-score the utility of a model is the mean of the clients' scores, weighted by their numbers of held-out samples. All
-clients play one game, so their values sum to the gain of the whole federation. The clients judge their own
+A classifier's utility is its balanced accuracy on the held-out samples of all clients together. For any other score the
+utility of a model is the mean of the clients' scores, weighted by their numbers of held-out samples. There is one game
+for all clients, so the clients' values sum to the gain of the whole federation. The clients judge their own
 contribution: a client that reports false scores can raise its share of the payment by 12 percentage points on average,
-and by up to 85 (``docs/results/judges.md``). So use it only among partners who report honestly.
+and by up to 85 (``docs/results/judges.md``). So use judges only among partners who report honestly.
 
 A client reports how many of its samples of each class a model classifies correctly. For a class with very few samples
 this number would reveal labels, so a client reports nothing on a class of which it holds out fewer than :data:`LEAST`
-samples. If no client reports on a class, its accuracy is estimated by the accuracy on all samples of such rare classes,
-from clients that hold out at least :data:`LEAST` of them.
+samples, a rare class. It reports only the sum over its rare classes, if these have :data:`LEAST` samples together. If
+no client reports on a class, the class's accuracy is estimated by that on all clients' samples of rare classes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flsv.utilities.errors import ConfigurationError
 LEAST = 5
 #: The most bytes of models that are sent to a client at a time.
 MOST_BYTES = 2**28
-#: The fewest judges, and the fewest coalitions, from which a judge with unlike opinions is named.
+#: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
 JUDGES, COALITIONS = 4, 4
 UNLIKE = "judges coalitions as no other client does"
 
@@ -48,20 +48,20 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """Score models on a client's held-out samples.
+    """Score models on a client's held-out samples; a question to the client.
 
     Args:
-        local: the client's local data.
+        local: the client's own data.
         models: the models' vectors ``[K, P]``.
         performance: the performance measure, or its name; None: count the correctly classified samples of each class.
         mode: ``"min"`` or ``"max"``, for a ``performance`` that is the name of a value that the module logs.
 
     Returns:
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
-        the numbers of the client's held-out samples of each of M classes, row 1 + i the numbers of those that model i
-        classifies correctly. A class of which the client holds out fewer than :data:`LEAST` samples has zeros in its
-        column; the last column is the sum over all such classes, or 0 if the client holds out fewer than :data:`LEAST`
-        samples of them together.
+        the number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
+        classifies correctly. The column of a rare class, of which the client holds out fewer than :data:`LEAST`
+        samples, is 0. The last column is the sum over all rare classes; it is 0 if the client holds out fewer than
+        :data:`LEAST` samples of them together.
     """
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
@@ -73,16 +73,16 @@ def judge(
 
 
 def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum up the answers of clients to :func:`judge`.
+    """Sum the answers of clients to :func:`judge`.
 
     Args:
         answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
-        samples: int64 ``[j]``, the number of samples that each client trains on. The number of held-out samples is only
-            the client's claim, so a client's weight is never larger than its number of training samples.
+        samples: int64 ``[j]``, the number of samples that each client trains on. If a client claims to hold out more
+            samples than that, its answer is scaled down to this number.
 
     Returns:
-        The numbers of correctly classified samples, float64 ``[K, M]``, and of samples, ``[M]``, by class; 0 for a
-        class on which no client reports.
+        By class, the number of samples that each model classifies correctly, float64 ``[K, M]``, and the number of all
+        samples, ``[M]``. A class on which no client reports has the sums over the clients' rare classes instead.
 
     Example:
         >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
@@ -98,14 +98,16 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find judges whose opinions differ from those of every other judge by more than any two of the others differ.
+    """Find judges whose distance from every other judge exceeds the largest distance between two of the others.
+
+    The distance of two judges is Euclidean, between their scores after each judge's mean score is subtracted.
 
     Args:
-        opinions: ``[j, K]``, the scores that j judges give to K coalitions' models, NaN where a judge gives none. Each
-            judge's mean is subtracted first.
+        opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
 
     Returns:
-        The row numbers of these judges.
+        The row numbers of these judges; an empty list if there are fewer than :data:`JUDGES` judges or
+        :data:`COALITIONS` coalitions.
 
     Example:
         >>> rising = torch.arange(8.0)
@@ -131,10 +133,10 @@ class ClientJudges(VectorEvaluator):
     Args:
         space: the map between the module and vectors ``[P]``.
         clients: all clients of the federation. A client that holds out fewer than :data:`LEAST` samples is not asked.
-        data: the federation's data, which must already be assigned to clients.
+        data: the data module, set up.
         measure: the performance measure, with ``judged=True``.
         device: the models' device.
-        note: a function that is called with the id of a client whose scores are unlike all others', and with a text.
+        note: function that is called with the id of each client that :func:`unlike_others` finds, and a text.
 
     Attributes:
         answers: ``{client: answer}``, each client's last answer, as :func:`judge` returns it.
@@ -170,7 +172,7 @@ class ClientJudges(VectorEvaluator):
                 self._how = {"performance": ModelScore(name, measure.mode)}
 
     def check(self, model: Tensor) -> None:
-        """Let all clients score one model ``[P]``, so that errors come before training.
+        """Let all clients score one model ``[P]`` before training, to find errors early.
 
         Raises:
             ConfigurationError: a client does not score the model, or no client can report on some class.
@@ -191,7 +193,8 @@ class ClientJudges(VectorEvaluator):
             )
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Score ``count`` models. A client that does not answer is left out, with a warning.
+        """Let the clients score ``count`` models, which ``build`` writes. A client that does not answer is left out,
+        with a warning.
 
         Raises:
             NoAnswer: no client answers.
@@ -224,8 +227,8 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def _checked(self, client: Client, answer: Any, count: int) -> Tensor:
-        """Return a client's answer to ``count`` models on the CPU; raise ``NoAnswer`` if its shape or numbers are
-        impossible.
+        """Return a client's answer about ``count`` models, moved to the CPU; raise ``NoAnswer`` if its shape or its
+        numbers are impossible.
         """
         shape = (1 + count, self._data.num_classes + 1) if self._measure.by_class else (count,)
         fits = isinstance(answer, Tensor) and answer.shape == shape

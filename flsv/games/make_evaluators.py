@@ -1,4 +1,4 @@
-"""Functions that make and try the evaluators of the metrics' performance measures before the first round."""
+"""Functions that make the evaluators of the metrics' performance measures, and try them before the first round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import isolated_rngs
 
-#: Pattern of the names of logged values of which less is better.
+#: Pattern of the names of logged values for which less is better.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ def make_evaluators(
     Args:
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
-        loaders: one or several validation loaders; they are read only if there is such a measure.
+        loaders: one or several validation loaders; they are read only if a measure needs an evaluator.
         measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
             :mod:`flsv.games.performance`.
         seed: seed of the random numbers that a validation draws.
@@ -48,8 +48,8 @@ def make_evaluators(
         ``{key: evaluator}``, with :attr:`flsv.games.ModelScore.evaluator` as the key.
 
     Raises:
-        ConfigurationError: a measure is not available, because its name is not logged or a metric does not take the
-            module's outputs.
+        ConfigurationError: a measure is not available, because the module does not log a value of its name, or because
+            its torchmetrics metric does not take the module's outputs.
     """
     model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
     if not model_scores:
@@ -80,8 +80,8 @@ def make_evaluators(
 
 
 def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
-    """Return a sentence for the error about a module whose outputs cannot be scored: it advises to measure a value that
-    the module logs in validation, and names the logged values.
+    """Return a sentence for the error about a module whose outputs cannot be scored. It advises to use a value that the
+    module logs in validation as the performance measure, and names the logged values.
     """
     module = trainer.lightning_module
     try:
@@ -106,14 +106,14 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator that is like ``evaluator`` but evaluates the models on other batches.
+    """Return an evaluator like ``evaluator`` for other batches.
 
     Args:
         evaluator: an evaluator that :func:`make_evaluators` returned.
         trainer: the fit's trainer.
         loader: the other batches.
-        private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the fit's
-            module provides it.
+        private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the state
+            of the fit's module is used.
     """
     batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):

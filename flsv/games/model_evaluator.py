@@ -41,11 +41,11 @@ _DRAWS, _SCALE = 8, 3.0
 class ModelEvaluator(VectorEvaluator):
     """Evaluator of any number of models of one structure, given as vectors, by their outputs on validation batches.
 
-    Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
+    Models are evaluated in a copy of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients and with the same random numbers; the module itself is read, never written. One pass over the
-    batches gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores are bit for bit
-    independent of the other models of the call and their order; under vmap they agree up to rounding, since the order
-    of summation in batched kernels depends on the size of the chunk.
+    batches gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores do not depend on the
+    other models of the call, to the bit. Under vmap they depend on them by rounding, since the order of summation in
+    batched kernels depends on the size of the chunk.
 
     Args:
         module: the original module. Its buffers that a vector does not hold (integer or non-persistent buffers) are
@@ -53,18 +53,18 @@ class ModelEvaluator(VectorEvaluator):
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; on the CPU, batches
             of classifiers are merged and cut to a faster size.
-        num_classes: for classifiers, the number of classes M: ``forward(x)`` returns logits ``[B, M]`` for integer
-            classes y ``[B]``, and correct predictions per class and the loss are scored. None: only the metric is
-            computed.
+        num_classes: for classifiers, the number of classes M. ``forward(x)`` must then return logits ``[B, M]`` for
+            integer classes y ``[B]``, and the scores ``"correct"`` and ``"loss"`` of :class:`Scores` are computed.
+            None: only the metric is computed.
         metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, which becomes the score
             ``"metric"``; see :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
-            ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
+            ``"auto"``: vmap on CUDA, serial elsewhere. If vmap cannot handle the module, models are evaluated one at a
             time, with a warning.
-        chunk: number of models that are evaluated at once under vmap. It is halved, permanently, when a chunk does not
+        chunk: number of models that are evaluated at once under vmap. It is halved permanently when a chunk does not
             fit into memory.
-        context: a function that returns a context manager, which is entered around every forward pass, such as a
-            Lightning precision plugin's ``forward_context``. An autocast context of the caller has no effect.
+        context: function that returns a context manager for a forward pass, such as a Lightning precision plugin's
+            ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         asking: name of the object that needs the metric, for messages.
 
@@ -118,13 +118,13 @@ class ModelEvaluator(VectorEvaluator):
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ModelEvaluator:
-        """Make an evaluator of the same models on other batches. The two evaluators share copies of the module, so they
+        """Make an evaluator like this one for other batches. The two evaluators share the copy of the module, so they
         must not evaluate at the same time.
 
         Args:
-            batches: pairs ``(x, y)``; None: the same batches as here.
-            private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the
-                fit's module provides it.
+            batches: pairs ``(x, y)``; None: the batches of this evaluator.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the
+                state of the original module is used.
         """
         other = copy(self)
         other._private = private
@@ -135,7 +135,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, of which one model or one chunk of models is in memory at a time.
+        """Evaluate ``count`` models; only one model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
@@ -169,7 +169,9 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
-        """Evaluate the models with the indices ``rows`` into ``sums``, and tell whether they fit into memory."""
+        """Evaluate the models with the indices ``rows`` and write the results into ``sums``; return whether the models
+        fitted into memory.
+        """
         try:
             self._score(rows, self._stacked(build, rows), sums)
         except RuntimeError as error:
@@ -214,7 +216,7 @@ class ModelEvaluator(VectorEvaluator):
         return self._support
 
     def _alone(self, x: Any) -> Any:
-        """Compute the outputs ``[1, B, ...]`` of the loaded model for the inputs ``x`` of B samples."""
+        """Return the outputs ``[1, B, ...]`` of the loaded model for the inputs ``x`` of B samples."""
         outputs = self._replica.module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
@@ -259,7 +261,7 @@ class ModelEvaluator(VectorEvaluator):
             sums.metric[row] = metric.value()
 
     def _try(self) -> None:
-        """Run forward passes, so that errors come before training time is spent."""
+        """Run a forward pass, and the metric on all batches, so that errors are raised before training."""
         try:
             self._try_first()
         except Exception as error:
@@ -302,8 +304,8 @@ class ModelEvaluator(VectorEvaluator):
             )
 
     def _gives_logits(self, x: Any) -> bool:
-        """Tell whether one of several models with random parameters returns a number outside [0, 1] for the input
-        ``x``.
+        """Return whether the module returns logits: whether one of several models with random parameters returns a
+        number outside [0, 1] for the input ``x``.
         """
         start, cut = self.space.read(self._module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
@@ -321,7 +323,7 @@ class ModelEvaluator(VectorEvaluator):
 
 
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
-    """Make the error for a ``forward`` that does not take ``x``, the first element of a batch."""
+    """Return the error for a module whose ``forward(x)`` raised ``error``; ``x`` is the first element of a batch."""
     return ConfigurationError(
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
@@ -338,8 +340,8 @@ class _Sums:
         self.metric = torch.zeros(models, dtype=torch.float64)
 
     def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models; ``support [M]`` is the number of samples of each class, ``measured`` whether
-        a metric was computed.
+        """Return the scores of all models. ``support [M]`` is the number of samples of each class, or None;
+        ``measured`` says whether a metric was computed.
         """
         values = {"metric": self.metric} if measured else {}
         if support is not None:

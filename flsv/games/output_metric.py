@@ -1,9 +1,9 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
-torchmetrics takes its input for probabilities, or for logits if a number of the *batch* lies outside [0, 1]. For models
-whose logits happen to lie inside [0, 1], some batches would be taken for probabilities and others for logits. So flsv
-decides once for a module whether it returns logits, from models with random parameters: their logits leave [0, 1], and
-their probabilities do not.
+torchmetrics treats its input as logits if a number of the *batch* lies outside [0, 1], else as probabilities. If a
+model's logits happen to lie inside [0, 1], some batches would be treated as probabilities and others as logits. So flsv
+decides once per module whether it returns logits: it does if a model with random parameters returns a number outside
+[0, 1].
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OutputMetric:
     """A private copy of a torchmetrics metric, and the conversion of a model's outputs to the input that the metric
     takes.
 
-    Half-precision outputs are converted to single precision; a last dimension of 1 that only one of outputs and labels
-    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. Otherwise the metric decides what it takes: logits
+    Half-precision outputs are converted to single precision. Outputs ``[B, 1]`` for labels ``[B]``, or labels
+    ``[B, 1]`` for outputs ``[B]``, lose their last dimension. Apart from that the metric decides what it takes: logits
     or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels; ``[B]`` with binary labels (of outputs
     ``[B, 2]``, those of class 1 are used); ``[B, L]`` with multilabel targets; numbers for regression.
 
@@ -36,7 +36,7 @@ class OutputMetric:
         metric: the torchmetrics metric, which is copied.
         asking: name of the object that needs the metric, for messages.
         device: the device of the outputs.
-        gives_logits: whether the outputs are logits, which are converted if the metric needs probabilities.
+        gives_logits: whether the outputs are logits, to be converted to probabilities if the metric needs these.
     """
 
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
@@ -47,7 +47,7 @@ class OutputMetric:
         self._seen = ""
 
     def clone(self) -> OutputMetric:
-        """Return a copy without any batches."""
+        """Return a copy that has seen no batch."""
         return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
 
     def update(self, outputs: Any, y: Any) -> None:
@@ -73,7 +73,7 @@ class OutputMetric:
             raise self._refused(error) from error
 
     def value(self) -> float:
-        """Compute the metric over all batches, one number.
+        """Return the metric's value over all batches that were added, one number.
 
         Raises:
             ConfigurationError: the metric does not return exactly one number.
@@ -98,13 +98,13 @@ class OutputMetric:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Tell whether the value of a metric depends on getting probabilities instead of logits."""
+    """Return whether a metric's value for logits differs from its value for probabilities."""
     largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
     return _kind(metric) is not None and not largest
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Tell whether the value of a metric depends on which of two classes is class 1, as that of average precision.
+    """Return whether a metric's value depends on which of two classes is class 1, as average precision does.
 
     Example:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
@@ -115,7 +115,7 @@ def scores_class_1(metric: Metric) -> bool:
 
 
 def beyond_probabilities(outputs: Any) -> bool:
-    """Tell whether a number of the outputs is outside [0, 1]."""
+    """Return whether a number of the outputs is outside [0, 1]."""
     return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
 
 

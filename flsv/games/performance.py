@@ -6,30 +6,30 @@
 ``"accuracy"``                         share of samples whose largest logit is the label's
 ``"balanced_accuracy"``                mean over the classes that occur of their accuracies
 ``"negative_loss"``                    minus the mean cross-entropy, nats
-``"auroc"``, ``"average_precision"``,  of two classes, of class 1, the positive one (``pos_label`` of the data); else
-``"f1"``                               the mean over the classes that occur; of what ``forward(x)`` gives, logits or
-                                       probabilities, over all batches ``(x, y)``
+``"auroc"``, ``"average_precision"``,  the score of class 1, the positive class (``pos_label`` of the data), if there
+``"f1"``                               are two classes, else the mean over the classes that occur; computed from the
+                                       outputs of ``forward(x)``, logits or probabilities, over all batches
 any other name, with ``mode``          the value that the module logs under it in ``validation_step`` or in the
                                        validation hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
                                        ``"val_f1"`` with ``mode="max"``
 a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
-                                       metric is given class 1's of two outputs); where its ``higher_is_better`` is
-                                       False, or with ``mode="min"``, minus that
+                                       metric gets the output of class 1 if there are two); minus the value if its
+                                       ``higher_is_better`` is False, or with ``mode="min"``
 ====================================== ============================================================================
 
-The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. These three and
-the metrics are computed on outputs, of many models at once on CUDA. Logged values are for any task: batches of any
-kind, several validation loaders, and everything that a Trainer does when it validates, one model at a time, each in a
-fresh copy of the module. A model's value is the value that ``trainer.validate`` would log on the whole validation set
-(``limit_val_batches`` matters only for loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
-is one loader's value, and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. In
-YAML a metric is a class path::
+The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. All measures
+except logged values are computed from outputs, on CUDA of many models at once. Logged values are for any task: batches
+may be of any kind, there may be several validation loaders, and models are validated one after the other as a Trainer
+does it, each in a fresh copy of the module. A model's value is the value that ``trainer.validate`` would log on the
+whole validation set (``limit_val_batches`` matters only for loaders without a length). With several loaders
+``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by size.
+Random numbers are the same for every model. In YAML a metric is a class path::
 
     performance:
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-For an example see :mod:`flsv.games`; for clients as judges see :mod:`flsv.games.judges`.
+For an example see :mod:`flsv.games`; for clients that score models see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from flsv.utilities.errors import ConfigurationError
 Mode = Literal["min", "max"]
 #: Measures of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
-#: Measures for which clients report class by class.
+#: Measures that clients, if they score models, report class by class.
 BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
@@ -66,7 +66,7 @@ class ModelScore:
         mode: whether less (``"min"``) or more (``"max"``) is better.
         called: the name by which the user asked for the metric, such as ``"auroc"``; empty if the user passed the
             metric.
-        derived: whether the gradient of the logged value is needed besides its value.
+        derived: whether the gradient of the logged value is needed, too.
         judged: whether the clients score the models, see :mod:`flsv.games.judges`.
 
     Example:
@@ -101,20 +101,20 @@ class ModelScore:
 
     @property
     def evaluator(self) -> Hashable:
-        """Key of the evaluator that computes this measure: all logged values share one evaluator, each metric has its
-        own, and so has each measure that clients judge.
+        """Key of the evaluator that computes this measure: all logged values share one evaluator; each torchmetrics
+        metric and each measure that clients compute (``judged``) has its own.
         """
         if self.judged:
             return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
-        """Convert the measure's values to utilities, of which more is better: ``mode="min"`` changes the sign."""
+        """Convert values of the measure to utilities, of which more is better: with ``mode="min"`` the sign changes."""
         return -values if self.mode == "min" else values
 
 
 def title_of(measure: str | ModelScore, positive: str | None) -> str:
-    """Return a measure's name for readers, with the name of the positive class if the measure is a score of it.
+    """Return a measure's name for tables, with the name of the positive class if the measure is a score of that class.
 
     Args:
         measure: the performance measure.
@@ -130,12 +130,12 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
 
 
 def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
-    """Tell whether a measure of two classes is a score of the positive one."""
+    """Return whether, with two classes, a measure is a score of the positive class."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
-    """Warn if a measure is a score of the positive class, and the user did not say which class that is.
+    """Warn if a measure is a score of the positive class and the user did not name that class.
 
     Args:
         measures: the performance measures.
@@ -171,8 +171,8 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
 
 
 def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
-    """Return the performance measure to use with the given judges: if clients judge, ``"accuracy"`` becomes the
-    balanced accuracy, and the measure's ``judged`` is set.
+    """Return the performance measure for models that ``judges``, the server or the clients, score. For clients it is a
+    :class:`ModelScore` with ``judged=True``, and ``"accuracy"`` becomes balanced accuracy.
 
     Example:
         >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
@@ -187,14 +187,14 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
 
 
 def is_logged(measure: Any) -> bool:
-    """Tell whether a measure is a value that the module logs."""
+    """Return whether a measure is a value that the module logs."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, str)
 
 
 def performance_of(
     owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
 ) -> str | ModelScore:
-    """Check a metric's arguments ``performance`` and ``mode``, and return the performance measure.
+    """Check a metric's arguments ``performance`` and ``mode``, and return the performance measure that they name.
 
     Args:
         owner: the object with these arguments, or its name, for messages.
@@ -203,11 +203,14 @@ def performance_of(
         argument: the name of the argument ``performance``, for messages.
 
     Returns:
-        A name in ``CLASSIFICATION``, or a :class:`ModelScore`. ``"f1"`` with a mode is a value that the module logs.
+        ``performance`` itself if it is in ``CLASSIFICATION``, else a :class:`ModelScore`. ``"auroc"``,
+        ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``; with a ``mode``, and any other
+        name, they are values that the module logs under that name.
 
     Raises:
-        ConfigurationError: a logged name has no mode; a mode contradicts a classifier's measure; a metric without
-            ``higher_is_better`` has no mode.
+        ConfigurationError: ``performance`` is another name and ``mode`` is None; it is in ``CLASSIFICATION`` and
+            ``mode`` is ``"min"``; or it is a torchmetrics metric whose ``higher_is_better`` is None, and so is
+            ``mode``.
 
     Example:
         >>> performance_of("FedSV", "val_loss", None)

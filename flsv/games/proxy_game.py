@@ -1,9 +1,10 @@
-"""A proxy game: every coalition gets linear models of fixed features, fitted to its clients' samples.
+"""A proxy game: the model of a coalition is a ridge regression on fixed features, fitted to its clients' samples.
 
-Retraining a federation for every coalition costs many fits. A ridge regression on fixed features needs two sums over a
-client's samples (:mod:`flsv.functional.ridge`): the clients send them once, and each coalition's model is a sum and a
-solve. There are two kinds of features, both reduced to the principal axes of the server's validation samples: what the
-present model's last linear layer is given, and the inputs. A coalition's utility is the mean over both.
+Retraining a federation for every coalition costs many fits. A ridge regression on fixed features only needs two sums
+over each client's samples (:mod:`flsv.functional.ridge`). The clients send these once; a coalition's model then costs
+an addition and the solution of linear equations. There are two kinds of features, the inputs of the present model's
+last linear layer and the samples' inputs, both projected on the principal axes of the server's validation samples. A
+coalition's utility is the mean over both kinds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 from flsv.valuation.features.base import head_inputs
 
-#: ``"model"``: the inputs of the model's last linear layer; ``"inputs"``: the samples; ``"both"``: a game of each.
+#: ``"model"``: the inputs of the model's last linear layer; ``"inputs"``: the samples' inputs; ``"both"``: the mean.
 FeatureKind = Literal["both", "model", "inputs"]
-#: The most validation samples whose principal axes are computed, coalitions at once, and outputs at once.
+#: Largest numbers of validation samples for the principal axes, of coalitions at once, and of outputs at once.
 MOST_FOR_AXES, COALITIONS, CHUNK = 500, 256, 4_000_000
 Statistics = list[tuple[Tensor, Tensor]]
 
@@ -42,19 +43,19 @@ def linear_statistics(
     classes: int,
     kinds: FeatureKind,
 ) -> Statistics:
-    """Compute the sums over a client's training samples that ridge regressions need: a question to clients.
+    """Compute the sums over a client's training samples that ridge regressions need; a question to the client.
 
     Args:
         local: the client's data.
-        axes: for each kind of features, the mean ``[d]`` and the r axes ``[r, d]`` of the features to use.
+        axes: for each kind of features, the mean ``[d]`` and the r principal axes ``[r, d]`` to project on.
         vector: ``[P]``, the model whose features are used; None: only the inputs are used.
         head: name of the layer whose inputs are features; None: the last linear layer.
         classes: M, the number of classes; 0: the targets are numbers.
         kinds: the kinds of features.
 
     Returns:
-        For each kind of features the sums of phi phi^T, float64 ``[r + 1, r + 1]``, and of phi y^T,
-        ``[r + 1, M]``; see :func:`flsv.functional.ridge.ridge_statistics`.
+        For each kind of features the sums of phi phi^T, float64 ``[r + 1, r + 1]``, and of phi y^T, ``[r + 1, M]``; see
+        :func:`flsv.functional.ridge.ridge_statistics`. An empty list if the client has no training samples.
     """
     if not int(local.class_counts.sum()):
         return []
@@ -69,7 +70,7 @@ def linear_statistics(
 
 
 def _features(local: LocalData, x: Tensor, vector: Tensor | None, head: str | None, kinds: FeatureKind) -> list[Tensor]:
-    """Compute each kind of features of samples, float64 ``[m, d]`` on the CPU."""
+    """Compute the features of m samples ``x``, of each kind in ``kinds``, float64 ``[m, d]`` on the CPU."""
     found = []
     if kinds != "inputs":
         assert vector is not None
@@ -80,7 +81,8 @@ def _features(local: LocalData, x: Tensor, vector: Tensor | None, head: str | No
 
 
 def _targets(y: Tensor, classes: int) -> Tensor:
-    """Convert labels ``[m]`` of M classes to ``[m, M]`` of zeros and ones; give numbers a second dimension."""
+    """Convert labels ``[m]`` of M classes to one-hot rows ``[m, M]``; reshape numbers (``classes`` is 0) to
+    ``[m, M]``."""
     return F.one_hot(y.long(), classes).double() if classes else y.reshape(len(y), -1).double()
 
 
@@ -89,13 +91,14 @@ class ProxyOptions:
     """Options of a proxy game.
 
     Args:
-        measure: the performance measure, see :mod:`flsv.games.performance`. A logged value with ``mode="min"`` stands
-            for the linear models' own loss: the mean squared error of numbers, the cross-entropy of classes.
+        measure: the performance measure, see :mod:`flsv.games.performance`. In place of a logged value with
+            ``mode="min"`` the linear models' own loss is used: mean squared error for numbers, cross-entropy for
+            classes.
         kinds: the kinds of features.
         head: name of the layer whose inputs are features; None: the last linear layer.
         components: the largest number of features of a kind.
         penalty: the ridge penalty, in units of the features' total variance.
-        num_classes: M, the number of classes; None: as many as the server's data have.
+        num_classes: M, the number of classes; None: the number of classes of the server's data.
     """
 
     measure: str | ModelScore
@@ -158,12 +161,13 @@ class ProxyServer:
             self.nobody = torch.full_like(self.nobody, 1 / self.classes)  # equal outputs: a guess
 
     def ask(self, clients: Sequence[Client], most: Tensor | None = None) -> ProxyGame:
-        """Ask clients for their statistics. A client that does not answer is left out, with a warning.
+        """Ask clients for their statistics, and return the game of those that answer; there is a warning for the
+        others.
 
         Args:
-            clients: the clients; if none of them answers, the game has no players.
-            most: int64 ``[n]``, the numbers of samples that the clients have announced: statistics of more samples are
-                scaled down; None: the numbers are not known.
+            clients: the clients to ask.
+            most: int64 ``[n]``, the number of samples that each of all n clients has announced; if a client's
+                statistics are of more samples, they are scaled down to this number. None: the numbers are not known.
         """
         sent = self.axes, self.vector
         how = partial(linear_statistics, head=self.options.head, classes=self.classes, kinds=self.options.kinds)
@@ -188,7 +192,7 @@ class ProxyServer:
         return ProxyGame(self, players, stacked)
 
     def _checked(self, client: Client, answer: Any) -> Statistics:
-        """Return a client's answer, zeros for a client without samples; raise ``NoAnswer`` if it cannot be one."""
+        """Return a client's answer, zeros for a client without samples; raise ``NoAnswer`` if its shape is wrong."""
         outputs = self._targets.shape[1]
         shapes = [((len(axes) + 1, len(axes) + 1), (len(axes) + 1, outputs)) for _, axes in self.axes]
         if answer == []:
@@ -203,10 +207,11 @@ class ProxyServer:
             ) from error
 
     def utility(self, weights: Sequence[Tensor]) -> Tensor:
-        """Compute the utilities of K linear models, the mean over the kinds of features.
+        """Compute the utilities of K coalitions, each the mean over the kinds of features: ``[K]``, or by class
+        ``[K, M]``.
 
         Args:
-            weights: for each kind, ``[K, r + 1, M]``.
+            weights: for each kind of features, the coalitions' linear models ``[K, r + 1, M]``.
         """
         rows = max(1, CHUNK // self._targets.numel())
         found = [
@@ -215,7 +220,9 @@ class ProxyServer:
         return torch.stack(found).mean(0)
 
     def _score(self, outputs: Tensor) -> Tensor:
-        """Score the outputs ``[K, V, M]`` of K models for V validation samples, ``[K]``, or by class ``[K, M]``."""
+        """Return the utilities of K models from their outputs ``[K, V, M]`` for V validation samples: ``[K]``, or by
+        class ``[K, M]``.
+        """
         measure = self.options.measure
         if is_logged(measure):
             if not self.classes:
@@ -235,10 +242,10 @@ class ProxyServer:
 
 
 class ProxyGame:
-    """The game of linear models that are fitted to coalitions' samples.
+    """Coalition game in which a coalition's model is a linear model, fitted to its clients' samples.
 
     Args:
-        server: the server's side.
+        server: the server's side of the game.
         players: the ids of the k clients that have answered.
         sums: for each kind of features the clients' sums of phi phi^T, float64 ``[k, r + 1, r + 1]``, and of phi y^T,
             ``[k, r + 1, M]``.
@@ -248,11 +255,13 @@ class ProxyGame:
         self.server, self.players, self.sums = server, players, sums
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the utilities of K coalitions, bool ``[K, k]``: float64 ``[K]``, or by class ``[K, M]``."""
+        """Compute the utilities of K coalitions ``masks``, bool ``[K, k]``: float64 ``[K]``, or by class ``[K, M]``."""
         return torch.cat([self._utilities(some) for some in masks.split(COALITIONS)])
 
     def weights(self, masks: Tensor) -> list[Tensor]:
-        """Fit the linear models of K coalitions: for each kind of features, ``[K, r + 1, M]``."""
+        """Fit the linear models of K coalitions ``masks``, bool ``[K, k]``; return ``[K, r + 1, M]`` for each kind of
+        features.
+        """
         some, penalty = masks.double(), self.server.options.penalty
         return [ridge_weights(torch.tensordot(some, g, 1), torch.tensordot(some, b, 1), penalty) for g, b in self.sums]
 

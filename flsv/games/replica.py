@@ -1,4 +1,4 @@
-"""Replica: a copy of the module into which coalition models are loaded, so that the module does not change."""
+"""Replica: a copy of a module, into which coalitions' models are loaded so that the module itself stays unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Replica:
     Args:
         module: the module to copy.
         space: the map between the module's state and vectors ``[P]``.
-        context: a function that returns the context manager for a forward pass, such as an autocast context.
+        context: function that returns a context manager for a forward pass, such as autocast; None: none is entered.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -40,12 +40,12 @@ class Replica:
         self._theirs: list[Tensor] = []
 
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
-        """Copy the state that a vector does not hold (counters, masks, private state) from ``module``, now and at every
-        :meth:`load`.
+        """Copy the state that vectors do not hold (counters, masks, private state) from ``module``, now and again at
+        every :meth:`load`.
 
         Args:
             module: the original module.
-            private: ``{name: tensor}``, state that takes precedence over the module's state.
+            private: ``{name: tensor}``, state that is copied in place of the module's state of these names.
         """
         layers = dict(self.module.named_modules())
         for name, _, own, value in plain_tensors(module):
@@ -62,7 +62,7 @@ class Replica:
                 self._theirs.append(theirs.detach())
 
     def load(self, build: Build, index: int) -> None:
-        """Load the model that ``build(index, out)`` writes."""
+        """Load the model that ``build(index, out)`` writes into ``out [P]``."""
         build(index, self.vector)
         self.space.write(self.module, self.vector)
         if self._mine:
@@ -70,10 +70,11 @@ class Replica:
 
     @torch.inference_mode(False)
     def check(self, module: nn.Module, x: Any) -> None:
-        """Raise unless this is an independent copy of ``module``, by its outputs for ``x``: see :func:`check_copies`.
+        """Check by :func:`check_copies` that this copy is independent of ``module``, using its outputs for the input
+        ``x``.
 
         Raises:
-            ConfigurationError: the copy's outputs depend on the module's weights, or do not depend on the copy's.
+            ConfigurationError: the outputs depend on the module's weights, or do not depend on the copy's weights.
         """
 
         def outputs(vector: Tensor) -> Any:
@@ -91,7 +92,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def module_device(module: nn.Module) -> torch.device:
-    """Return the device of the module's first parameter or buffer."""
+    """Return the device of the module's first parameter or buffer; the CPU if it has none."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")

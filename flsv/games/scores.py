@@ -1,4 +1,4 @@
-"""Scores of models over the validation set: correct predictions per class and losses."""
+"""Scores of models on the validation set, such as the number of correct predictions per class, and the loss."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Scores:
 
     Attributes:
         values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
-            the mean cross-entropy in nats (NaN or infinite where the logits are), and ``"correct"``, int64 ``[K, M]``,
-            is the number of samples of each class that are classified correctly. A sample whose logits hold a NaN
-            counts as wrong.
+            the mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
+            number of samples of each class that are classified correctly. A sample with a NaN among its logits counts
+            as wrong.
         support: for classifiers, the number of samples of each class, int64 ``[M]``; else None.
 
     Example:
@@ -67,20 +67,20 @@ class Scores:
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
-        """Concatenate the models of several evaluations on the same samples."""
+        """Concatenate the scores of several groups of models on the same samples."""
         first = parts[0]
         return Scores({name: torch.cat([part.values[name] for part in parts]) for name in first.values}, first.support)
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the correct predictions on a batch and sum up its losses, without waiting for the device.
+    """Count models' correct predictions on a batch and sum their losses, without waiting for the device.
 
     Args:
         logits: ``[c, B, M]``, the logits of c models for B samples and M classes.
         y: labels ``[B]``.
 
     Returns:
-        The number of correct predictions per class, int64 ``[c, M]``, and the sum of the cross-entropy, ``[c]``.
+        Each model's number of correct predictions per class, int64 ``[c, M]``, and summed cross-entropy, ``[c]``.
     """
     models, _, classes = logits.shape
     best, predicted = logits.max(-1)

@@ -1,4 +1,4 @@
-"""Untrained models with other initial weights than a run's, to see how far scores depend on initial weights."""
+"""Untrained models with random initial weights, which show how much scores depend on the initial weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def untrained_models(
 ) -> Callable[[int, Tensor], None] | None:
     """Return a function ``build(i, out)`` that writes the i-th of several untrained models into ``out [P]``.
 
-    The weights of each layer that has ``reset_parameters``, as torch's layers have, are drawn anew; other weights are
-    the run's initial ones.
+    The weights of each layer with the method ``reset_parameters``, which torch's layers have, are drawn anew; all other
+    weights are those of ``initial``.
 
     Args:
         module: the module, which is not changed.
@@ -30,7 +30,7 @@ def untrained_models(
         seed: the run's seed.
 
     Returns:
-        The function; None: no layer of the module has ``reset_parameters``.
+        The function, or None if no layer of the module has ``reset_parameters``.
 
     Example:
         >>> import torch

@@ -27,18 +27,18 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
-#: Types of objects that a module reads and does not change: all copies of the module share them.
+#: Types of objects that a module only reads: all copies of the module share them.
 _SHARED = (Dataset, DataLoader, L.LightningDataModule)
 
 
 @torch.no_grad()
 def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
-    """Make a copy of a module with the weights in ``vector [P]``, whose layers keep their training or evaluation mode.
+    """Make a copy of a module, load the model ``vector [P]`` into it, and return it; its layers keep their mode.
 
-    A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
-    depends on its vector and the fit's module only, every model is evaluated in a copy of its own, with the module's
-    current Python state, metrics and buffers. The tensors in ``private`` replace the module's state of the same names
-    that no vector holds. Frozen parameters are shared, not copied.
+    A user's ``validation_step`` may count, collect outputs or keep the best value so far. So every model is evaluated
+    in a copy of its own, with the module's current Python state, metrics and buffers: its score then depends only on
+    its vector and the fit's module. Tensors in ``private``, ``{name: tensor}``, replace the module's state of these
+    names that vectors do not hold. The space's constant parameters are shared, not copied.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -56,8 +56,8 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
 
 
 def _shared(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield ``(id(object), object)`` for every data set, loader or data module in ``value``, a module's attribute; all
-    copies of the module share these objects.
+    """Yield ``(id(object), object)`` for every data set, loader or data module in ``value``, an attribute of a module;
+    the module's copies share these objects.
     """
     if isinstance(value, _SHARED):
         yield id(value), value
@@ -67,20 +67,20 @@ def _shared(value: Any) -> Iterator[tuple[int, Any]]:
 
 
 class ValidatedModels(VectorEvaluator):
-    """Evaluator of models of any task by the values that they log: runs ``validation_step`` and the validation hooks
-    around it, for one model after the other, each in its own copy of the module.
+    """Evaluator of models of any task by the values that they log. It runs ``validation_step`` and the validation hooks
+    around it for one model after the other, each in its own copy of the module.
 
-    A model's score is a function of its vector and of the fit's module: Python's, NumPy's and torch's global generators
-    are in the same state at the start of every model, and are restored afterwards. The module, its trainer and its
-    loggers stay as they are.
+    A model's score depends only on its vector and the fit's module: Python's, NumPy's and torch's global generators are
+    in the same state before every model, and are restored afterwards. The module, its trainer and its loggers are not
+    changed.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
-        names: names of the scores, which must be in ``trainer.callback_metrics`` after a validation.
-        derived: those of the names whose gradients are needed.
-        asking: ``{name: metrics}``, which metrics need the score of a name, for messages.
+        names: names of the logged values that are the scores, as in ``trainer.callback_metrics`` after a validation.
+        derived: those of ``names`` whose gradients are needed, too.
+        asking: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
         seed: seed of the random numbers that a validation draws.
 
     Raises:
@@ -107,12 +107,12 @@ class ValidatedModels(VectorEvaluator):
     def on(
         self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ValidatedModels:
-        """Make an evaluator of the same models on other batches.
+        """Make an evaluator like this one for other batches.
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.validation.keep_batches`.
-            private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the
-                fit's module provides it.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the
+                state of the fit's module is used.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict
@@ -151,7 +151,7 @@ class ValidatedModels(VectorEvaluator):
         return self._derive(vector, name)[1]
 
     def attempt(self) -> None:
-        """Evaluate the fit's module as it is, so that errors come before training.
+        """Evaluate the fit's module as it is, to find errors before training.
 
         Raises:
             ConfigurationError: a value that a metric needs is not logged or has no gradient, or the module cannot be
@@ -173,7 +173,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Open the validation run of the model ``vector [P]``, with the same random numbers for every model."""
+        """Yield a validation run of the model ``vector [P]``, with the same random numbers for every model."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),
@@ -194,12 +194,12 @@ class ValidatedModels(VectorEvaluator):
         return {name: logged_number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Compute the value that ``validation_step`` logs under ``name`` at the model ``vector [P]``, and the value's
+        """Return the value that ``validation_step`` logs under ``name`` for the model ``vector [P]``, and the value's
         gradient ``[P']``.
 
-        Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called directly,
-        ``self.log`` collects its tensors, and batches are averaged as Lightning averages them: each value times its
-        batch size, divided by the sum of the batch sizes. Hooks around the step are not called.
+        Lightning's evaluation loop converts logged values to numbers, without a graph. So ``validation_step`` is called
+        directly, with a ``self.log`` that collects the tensors, and batches are averaged as Lightning does it, weighted
+        by their sizes. Hooks around the step are not called.
         """
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
         total, weights = torch.zeros((), dtype=torch.float64), 0.0
@@ -223,8 +223,8 @@ class ValidatedModels(VectorEvaluator):
         return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
-        """Raise unless the value that is differentiated equals ``logged``, the number that Lightning logs under
-        ``name`` for the model ``start``.
+        """Raise ConfigurationError unless the value that is differentiated equals ``logged``, the number that Lightning
+        logs under ``name`` for the model ``start``.
         """
         derived = float(self._derive(start, name)[0])
         if not abs(derived - logged) <= rounding_of(self._trainer).number * max(1.0, abs(logged)):
@@ -238,9 +238,9 @@ class ValidatedModels(VectorEvaluator):
 def _logged(
     module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
 ) -> list[tuple[Any, float]]:
-    """Call ``validation_step`` with the positional ``arguments``, and return the values that it logs under ``name`` (a
-    name as in ``trainer.callback_metrics``), each with its weight, the batch size. ``loader`` is the loader's index;
-    None: there is one loader.
+    """Call ``validation_step`` with the positional ``arguments``, and return ``(value, batch size)`` for each value
+    that it logs under ``name``, as in ``trainer.callback_metrics``. ``loader`` is the loader's index, None for a single
+    loader.
     """
     values: list[tuple[Any, float]] = []
 

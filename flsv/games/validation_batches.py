@@ -1,4 +1,4 @@
-"""The server's validation batches: checked once and kept on the device."""
+"""Functions that read the server's validation batches once, check them and keep them on the device."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def read_batches(
         batches: pairs of an input (a tensor, or any other input of the module's forward) and labels.
         device: the device on which the batches are kept.
         num_classes: for classifiers, the number of classes M; None: labels may be anything.
-        size: for classifiers whose inputs are tensors of one shape, the size to which the batches are concatenated and
-            cut; None: batches stay as they are.
+        size: for classifiers, the new batch size if all inputs are tensors of one shape; None: batches stay unchanged.
 
     Returns:
         The batches, and the number of samples of each class, int64 ``[M]`` on the CPU (None without ``num_classes``).
@@ -49,8 +48,8 @@ def read_batches(
 
 
 def _recut(batches: list[Pair], size: int) -> list[Pair]:
-    """Concatenate batches and cut them to ``size`` samples each if all inputs are tensors of one shape; else return
-    them unchanged.
+    """Concatenate batches and split them into batches of ``size`` samples if all inputs are tensors of one shape; else
+    return them unchanged.
     """
     kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
     if len(kinds) > 1 or None in kinds:
@@ -60,12 +59,12 @@ def _recut(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a clone if it was made in inference mode and so could not be part of an autograd graph."""
+    """Return the tensor; return a clone if it was made in inference mode and so cannot be part of an autograd graph."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
-    """Return a batch, after a check that it is an input and integer labels ``[B]`` in 0 .. M-1.
+    """Check that a batch is a pair of an input and integer labels ``[B]`` in 0 .. M-1, and return it.
 
     Raises:
         ConfigurationError: the batch is not such a pair.
@@ -86,11 +85,10 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
 
 
 def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
-    """Return ``logits``, after a check that they have a row per label ``y [B]`` and a column per class,
-    ``[B, classes]``, or, with ``or_more``, at least as many columns as classes.
+    """Check that ``logits`` have one row for each label in ``y [B]`` and one column per class, and return them.
 
     Raises:
-        ConfigurationError: the logits have another shape.
+        ConfigurationError: the shape is not ``[B, classes]`` or, with ``or_more``, ``[B, C]`` with C >= ``classes``.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
@@ -108,5 +106,5 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
 
 
 def kind_of(value: Any) -> str:
-    """Describe a tensor by dtype and shape, or another object by its type, for messages."""
+    """Describe a tensor by its dtype and shape, and any other object by its type, for messages."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -28,7 +28,7 @@ class VectorEvaluator(ABC):
 
     space: ParameterSpace
     asks_clients = False
-    """Whether the evaluator asks the clients: then every rank takes part in the evaluation of every model."""
+    """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
 
     def __call__(self, vectors: Tensor) -> Scores:
         """Evaluate the models in the rows of ``vectors [K, P]``.
@@ -42,6 +42,6 @@ class VectorEvaluator(ABC):
 
     @abstractmethod
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, which ``build`` writes (see :data:`Build`), and return their scores; one model or
-        one chunk of models is in memory at a time.
+        """Evaluate ``count`` models, which ``build`` writes (see :data:`Build`), and return their scores. Only one
+        model or one chunk of models is in memory at a time.
         """

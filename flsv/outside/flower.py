@@ -1,4 +1,4 @@
-"""Contributions: measures each client's contribution to the rounds of a Flower app with any of Flower's strategies."""
+"""Contributions: wrapper of a strategy of Flower that measures each client's contribution to each round."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _log = logging.getLogger("flwr")
 class Contributions(Strategy):
     """Wrapper of a strategy of Flower's message API that measures each client's contribution to each round.
 
-    The wrapper passes all calls on to the strategy, and the trained model stays the same, to the bit. Before the
-    strategy aggregates a round's replies, :func:`flsv.value_round` computes the clients' values. They are entries of
-    the round's MetricRecord, such as ``"value/Boston"``, which Flower logs and stores in
-    ``Result.train_metrics_clientapp``. Each entry is the client's value over all rounds so far; it is NaN in a round
-    for which the client sent no model.
+    The wrapper passes all calls on to the strategy, and does not change the trained model by a bit. Before the strategy
+    aggregates a round's replies, :func:`flsv.value_round` computes the clients' values. The wrapper adds them to the
+    round's MetricRecord, as entries such as ``"value/Boston"``, which Flower logs and stores in
+    ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far; it is NaN in a round in
+    which the client sent no model.
 
     A client has the name under which its SuperNode is registered; without such a name, the ``"partition-id"`` that its
     app puts into the reply's MetricRecord; without this entry, the id of its node.
 
-    All metrics are computed round by round. The models of coalitions are averages of the replies, weighted by samples
-    (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
+    All metrics are computed round by round. A coalition's model is the average of its clients' replies, weighted by
+    samples (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
     aggregates in another way, as FedAdam and Krum do. No coalition is trained by itself, so do not pay by these values.
 
     If a round's values cannot be computed, training goes on: a warning gives the reason, and the round's values are
@@ -56,7 +56,7 @@ class Contributions(Strategy):
     Args:
         strategy: the strategy that trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by
             the wrapper's methods. Put this wrapper around Flower's own wrappers, not inside of them.
-        module: a network of the model's structure, which is only read.
+        module: a network with the structure of the model; it is not changed.
         val_loader: the server's validation batches, for metrics that evaluate models.
         metrics: contribution metrics, by names of your choice.
         folder: a folder for this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard, which
@@ -66,9 +66,9 @@ class Contributions(Strategy):
         options: further arguments of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
 
     Raises:
-        ConfigurationError: the folder holds a run or cannot be written; before any client trains:
+        ConfigurationError: the folder holds a run or cannot be written. Before any client trains:
             :func:`flsv.value_round` refuses the arguments, because metrics need answers of clients or train coalitions,
-            arrays do not fit the module, or there is only one client.
+            the arrays do not fit the module, or there is only one client.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -104,7 +104,7 @@ class Contributions(Strategy):
         return getattr(vars(self)["strategy"], name)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's rounds and finish the files; for the arguments see Flower's ``Strategy.start``."""
+        """Run the strategy's rounds, then finish the files. For the arguments see Flower's ``Strategy.start``."""
         result = self.strategy.start(*args, **kwargs)
         if self._files is not None:
             self._files.finish()
@@ -113,10 +113,10 @@ class Contributions(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure a round's training, and store the model that clients start from.
+        """Let the strategy configure a round's training, and store the model that the clients start from.
 
-        Before the first round, values are computed for a round in which no model changes, so that wrong arguments raise
-        an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
+        Before the first round, values are computed once for a round in which no model changes, so that wrong arguments
+        raise an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
         messages = list(self._configure(server_round, arrays, config, grid))
         nodes = list(grid.get_nodes())
         self._registered |= {node.node_id: node.name for node in nodes if node.name}
@@ -132,7 +132,7 @@ class Contributions(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Compute the clients' values from their replies, let the strategy aggregate the replies, and add the values to
-        the strategy's MetricRecord; for the arguments see Flower's ``Strategy.aggregate_train``."""
+        the strategy's MetricRecord. For the arguments see Flower's ``Strategy.aggregate_train``."""
         replies = list(replies)
         values = {}
         try:
@@ -149,11 +149,11 @@ class Contributions(Strategy):
         return arrays, record
 
     def configure_evaluate(self, *args: Any) -> Iterable[Message]:
-        """Configure a round's evaluation as the wrapped strategy does."""
+        """Let the wrapped strategy configure a round's evaluation."""
         return self.strategy.configure_evaluate(*args)
 
     def aggregate_evaluate(self, *args: Any) -> MetricRecord | None:
-        """Aggregate a round's evaluation as the wrapped strategy does."""
+        """Let the wrapped strategy aggregate a round's evaluation."""
         return self.strategy.aggregate_evaluate(*args)
 
     def summary(self) -> None:
@@ -168,10 +168,10 @@ class Contributions(Strategy):
             replies: the clients' replies.
 
         Returns:
-            ``{(metric, client): value}``, by the names of the metric and the client.
+            ``{(metric's name, client's name): value}``.
 
         Raises:
-            ConfigurationError: two clients have one name, or a reply has several ArrayRecords.
+            ConfigurationError: two clients have the same name, or a reply does not have exactly one ArrayRecord.
         """
         told = {}
         for reply in replies:
@@ -198,8 +198,7 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the numbers of clients by name; clients seen for the first time get the next numbers, in the order of
-        their names.
+        """Return ``{name: number}`` of clients; new clients get the next free numbers, in the order of their names.
 
         Raises:
             ConfigurationError: there are more clients than ``num_clients``.
@@ -214,7 +213,8 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name; as a list, in the module's order, if the app sends arrays without names."""
+        """Return a model's tensors as ``{name: tensor}``; as a list in the module's order if no array has the name of
+        an entry of the module."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
@@ -267,7 +267,7 @@ class _Files:
             index: the round's index, from 0.
             found: the round's values.
             names: the names of the clients seen so far, in the order of their numbers.
-            samples: the number of training samples of each of the round's clients, by client number; None: the reply
+            samples: ``{client's number: its number of training samples}`` for the round's clients; None if the reply
                 has no such entry.
         """
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
@@ -288,7 +288,7 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Make the TensorBoard writer for clients with the given names; an earlier writer is closed."""
+        """Return a new TensorBoard writer for clients with the given names; the earlier writer is closed."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()

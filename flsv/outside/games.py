@@ -1,4 +1,4 @@
-"""Coalition games for rounds that no Trainer runs, whose models are a plain network's or a LightningModule's."""
+"""Coalition games for rounds that no Trainer runs. The models are those of a plain network or a LightningModule."""
 
 from __future__ import annotations
 
@@ -54,17 +54,16 @@ def games_outside_fit(
 
     Args:
         module: a network, whose batches are pairs ``(x, y)``, or a LightningModule. It is read, not written.
-        loader: the validation batches; a list of ``DataLoader`` objects is several loaders, any other list is a list of
-            batches.
+        loader: the validation batches: a loader, a list of ``DataLoader`` objects, or a list of batches.
         measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
             :mod:`flsv.games.performance`.
-        loss: for a plain network, its loss function: ``loss(module(x), y)`` must return the mean over the batch. In
-            ``measures``, it is ``ModelScore("loss", "min")``.
+        loss: for a plain network, its loss function: ``loss(module(x), y)`` must return the mean over the batch. To use
+            the loss as a measure, put ``ModelScore("loss", "min")`` into ``measures``.
         num_classes: for classifiers, the number of classes M.
 
     Raises:
-        ConfigurationError: a measure is not available, because its value is not logged or the outputs are not logits of
-            classes.
+        ConfigurationError: a measure is not available, because its value is not logged or because the outputs are not
+            logits of classes; or ``loss`` is given for a LightningModule.
 
     Example:
         >>> import torch

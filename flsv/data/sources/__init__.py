@@ -1,3 +1,3 @@
-"""Sources of samples: a name, files, arrays, tables, or another data module, all converted to ``SourceData``; nothing
-that knows clients.
+"""Sources of samples: a name, files, arrays, tables, or another data module. All are converted to ``SourceData``, which
+is partitioned among clients elsewhere.
 """

@@ -1,5 +1,5 @@
-"""Common form of all sources; data sets made of arrays ``(X, y)``; concatenation of data sets with the same numbers of
-classes."""
+"""SourceData, the common form of all sources, and functions that make data sets of arrays ``(X, y)``, number classes
+alike in several data sets, and concatenate them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """Words for the inputs that the column became, such as ``"3 categories"``."""
+        """Text about how the column is used, such as ``"3 categories"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
@@ -63,22 +63,22 @@ class SourceData:
 
     Args:
         train: the training data, map-style.
-        val: the source's own validation data, or None.
+        val: the source's own validation data; None without such data.
         val_loaders: one or several loaders of validation data, used unchanged, if the data cannot be given as ``val``.
-        test: test data, or None.
+        test: the test data; None without test data.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``; None: all samples.
         class_names: names of the classes; empty if the source has none.
         train_options: ``batch_size`` and other options of a ``DataLoader`` for training, as far as the source has them.
         eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
         groups: number of each training sample's group, int64 ``[N]``; None if the source itself has no groups.
         group_names: names of the groups, by number.
-        clients: whether the groups are clients that the user gave; then each of them must keep a sample.
-        labeled: whether the targets are the column that ``labels`` names.
-        by_rarity: whether the rarer one of two classes was taken for the positive one.
+        clients: whether each group is the data of one client that the user gave; each must then keep a training sample.
+        labeled: whether the user's argument ``labels`` was used already, to read the targets from that column.
+        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
         pooled: whether inputs depend on statistics of all training samples, such as means.
-        columns: one card per column of a table.
-        fitted: function that returns the data with inputs fitted on the clients' training samples, given the indices of
-            each client's samples; None if the inputs need no fit.
+        columns: one card per column of a table; empty for other data.
+        fitted: function ``fitted(indices of each client's training samples)`` that returns the data with inputs fitted
+            on these samples; None if the inputs need no fit.
     """
 
     train: Dataset
@@ -209,17 +209,17 @@ def is_pair_of_arrays(value: Any) -> bool:
 def array_set(x: Any, y: Any = None) -> TensorDataset:
     """Return a data set of tensors made of inputs and, if given, targets.
 
-    Floating-point inputs become float32; 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` images ``[N, C, H, W]`` in
-    0 .. 1; other whole numbers int64, which are tokens to a model. Targets of whole numbers or words are classes, words
-    in sorted order (``by_name``); floating-point targets are numbers (float32).
+    Floating-point inputs become float32. 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` become images
+    ``[N, C, H, W]`` in 0 .. 1. Other whole numbers, such as tokens, become int64. Targets that are whole numbers or
+    words are classes, and words are numbered in sorted order. Floating-point targets are numbers to predict (float32).
 
     Args:
         x: inputs ``[N, ...]``.
         y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
 
     Returns:
-        The data set; if ``y`` are words, its attribute ``classes`` has the names of the classes, and ``by_name`` is
-        True.
+        The data set. If ``y`` are words, its attribute ``classes`` has the names of the classes and ``by_name`` is
+        True, see :func:`by_name`.
 
     Raises:
         ConfigurationError: the inputs are not numbers, ``x`` and ``y`` have different lengths, or a target is missing.
@@ -269,8 +269,8 @@ def _inputs(x: Any) -> Tensor:
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
     """Convert an object with named columns to a table.
 
-    A Hugging Face data set is returned unchanged unless ``labels`` names a column: its rows are dictionaries, which the
-    user's model may read."""
+    If the user names no column to predict, a Hugging Face data set is returned unchanged: its rows are dictionaries,
+    which the user's model may read."""
     as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
     return frame if as_it_is else frame_table(frame)
 
@@ -281,8 +281,9 @@ def one_numbering(
     """Change the labels of several data sets so that classes of the same name have the same number.
 
     In a folder of images, or for labels that are words, classes are numbered from 0: at a client without cats, dogs may
-    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes. Of
-    two classes that flsv has numbered by their names, the positive one gets the number 1.
+    be class 0. If all clients name the same classes, their numbers are kept; else the classes of all clients together
+    are numbered in sorted order. If there are two classes that flsv has numbered by their names, the positive one gets
+    the number 1.
 
     Args:
         parts: ``{client: data set}``.
@@ -290,8 +291,8 @@ def one_numbering(
         pos_label: the positive one of two classes; None: the rarer one.
 
     Returns:
-        The clients' data sets, the validation and test data, and the names of the classes; no names if the data sets
-        have none.
+        The clients' data sets, the validation and test data, and the names of the classes, which are empty if the data
+        sets have none.
 
     Raises:
         ConfigurationError: only some clients name their classes, names differ only in spelling, validation or test data
@@ -321,7 +322,7 @@ def one_numbering(
 
 
 def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
-    """Return the classes' names with the positive one of two last, if flsv has numbered all classes."""
+    """Return the classes' names; of two that flsv has numbered by name at all clients, the positive one is last."""
     if not all(map(by_name, parts.values())):
         return names
     counts = dict.fromkeys(names, 0)
@@ -337,7 +338,7 @@ def by_name(dataset: Dataset) -> bool:
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
-    """Concatenate the clients' data sets; if all consist of tensors, the result does so, too.
+    """Concatenate the clients' data sets. If all are made of tensors, the result is a ``TensorDataset``.
 
     Raises:
         ConfigurationError: the data sets' tensors differ in shape or type.

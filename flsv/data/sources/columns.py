@@ -26,19 +26,19 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 class Columns:
     """Options that turn the columns of a table into inputs and targets.
 
-    The kind of a column is decided once, over the tables of all clients and of the server together. A file's column
-    holds numbers if all its values but missing ones are numbers and none begins with a zero that a number would lose
-    (``01234``); truth values, which become one number, 0 or 1, if all are ``True`` or ``False``; else words. Columns of
-    a Parquet file or a DataFrame keep their type: words stay words, whatever they look like, pandas' categories stay
-    categories, and missing values are ``None``, NaN and blank words. The kind of every column is logged.
+    The kind of a column is decided once, for the tables of all clients and of the server together. In a text file a
+    column has numbers if all its values except missing ones are numbers and none begins with a zero that a number would
+    lose (``01234``). It has truth values, which become one number, 0 or 1, if all are ``True`` or ``False``. Otherwise
+    it has words. Columns of a Parquet file or a DataFrame keep their type: words stay words even if they look like
+    numbers, pandas' categories stay categories, and missing values are ``None``, NaN and blank words. The kinds are
+    logged.
 
     Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
-    Numbers are standardized, and a missing value becomes 0, the mean. Other columns are one-hot encoded; a missing
-    value, or a category that no training row has, becomes a row of zeros. For a column with a missing value in a
-    training row there is another feature, which is 1 for rows without a value and 0 for others. Rows without a target
-    are left out, with a warning.
+    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded; a missing value, or a
+    category that no training row has, becomes zeros. A column with a missing value in a training row adds a feature
+    that is 1 for rows without a value and 0 for others. Rows without a target are left out, with a warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
     small influence on the other clients' features; on several machines the clients would have to send the count, the
@@ -61,8 +61,8 @@ class Columns:
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
         max_categories: largest number of categories of a column; a column with more is refused.
-        delimiter: character between the values in a file; where the header lacks it, a semicolon, a tab or a vertical
-            bar is found by itself.
+        delimiter: character between the values in a file; if the header does not contain it, a semicolon, tab or
+            vertical bar in the header is used.
         decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
             point cannot separate thousands.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
@@ -99,14 +99,15 @@ class Columns:
     date_format: list[str] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """Return the marks of a missing value in the column ``name``; with ``typed``, in a DataFrame's column."""
+        """Return the marks of a missing value in the column ``name``; ``typed`` says that it is a DataFrame's
+        column."""
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}
         return {"", *(usual if self.gaps is None else self.gaps)}
 
     def concerning(self, name: str, typed: bool) -> tuple[Any, ...]:
-        """Return the options on which the column ``name`` depends."""
+        """Return the values of all options that affect how the column ``name`` is read."""
         named = name in (self.categorical or ()), name in (self.features or ()), (self.dates or {}).get(name)
         gaps = self.gaps.get(name) if isinstance(self.gaps, dict) else self.gaps
         notation = self.decimal, self.thousands, self.date_format, self.max_categories
@@ -130,7 +131,7 @@ class Columns:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """Return the options that differ from their defaults, together with the options that solve the problems."""
+        """Return the options to paste: those that differ from their defaults, and those that solve the ``problems``."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -158,7 +159,7 @@ else:
 
 
 def as_columns(given: GivenColumns) -> Columns:
-    """Return the options as ``Columns``; a dictionary is converted, and None gives the defaults."""
+    """Return ``given`` as ``Columns``: a dictionary is converted, and None becomes the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
     return found
@@ -223,7 +224,8 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
 
 
 def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
-    """Return the kind of a text file's column (numbers, truth values or words), given as texts and as numbers."""
+    """Return the kind of a text file's column (numbers, truth values or words) from its values as ``texts`` and as
+    ``numbers``."""
     if not texts or _TRUTHS.keys() >= set(texts):
         return TRUTH if texts else ""
     known = np.isfinite(numbers)
@@ -275,7 +277,7 @@ def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
 
 
 def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return the kind of a text file's column, and its values as numbers; each file has its own notation of numbers."""
+    """Return the kind of a text file's column, and its values as numbers; each file may have its own notation."""
     parts = _by_file(table, values)
     numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
     there = values.notna()
@@ -284,7 +286,7 @@ def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str 
 
 
 def _by_file(table: Table, values: pd.Series) -> list[list[Any]]:
-    """Return a column's values by file."""
+    """Return a column's values as one list per file."""
     ends = np.cumsum([len(part) for part in table.parts])[:-1]
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
 
@@ -336,7 +338,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
 
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
-    """Raise ColumnError if texts are numbers in another notation, because they would become categories."""
+    """Raise ColumnError if texts are numbers in another notation, which would be read as categories."""
     texts = [sorted({value for value in part if isinstance(value, str)}) for part in _by_file(table, values)]
     like, notations = other_notations(texts, columns.decimal, columns.thousands)
     if not like:

@@ -1,8 +1,8 @@
 """Data modules that read CSV files: a base class, tables, texts with classes, and running text.
 
-Texts become hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
-2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
-ICML 2009: the vector of a word is found by the word's hash. So there is no need to collect a vocabulary, which would
+Texts become hashed words: a text is the mean of its words' vectors (Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks
+for Efficient Text Classification", EACL 2017), and the vector of a word is found by the word's hash (Weinberger et al.,
+"Feature Hashing for Large Scale Multitask Learning", ICML 2009). So no vocabulary has to be collected, which would
 reveal the clients' words.
 """
 
@@ -36,13 +36,13 @@ from flsv.utilities.seeding import generator_for
 
 @checked
 class CSVData(L.LightningDataModule):
-    """Base class of data modules that read CSV files; subclasses interpret the rows.
+    """Base class of data modules that read CSV files; subclasses turn the rows into data sets in :meth:`encode`.
 
     Validation and test samples are drawn at random over all groups; at least one sample of each group stays for
     training.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         group: the column whose values are the natural clients; None: there is no such column.
         root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing; None: test samples are taken from the first
@@ -99,7 +99,7 @@ class CSVData(L.LightningDataModule):
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:
-        """Create the data sets from the rows of the files; called once by ``setup``.
+        """Create the data sets from the rows of the files, and store them by :meth:`keep`; called once by ``setup``.
 
         Args:
             train: rows of the first file.
@@ -139,7 +139,7 @@ class CSVData(L.LightningDataModule):
 
         Args:
             samples: number of samples in the first file.
-            groups: group of each sample, of which one sample stays for training; None without groups.
+            groups: group of each sample; one sample of each group stays for training. None without groups.
         """
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
         # The first sample of each group in this order stays for training.
@@ -201,11 +201,11 @@ class CSVData(L.LightningDataModule):
 class TableData(CSVData):
     """Data module of a CSV file's rows: features, one target, and perhaps a column with the natural clients.
 
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Statistics and
-    categories are those of all rows that are not held out here.
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Means,
+    deviations and categories are fitted on the training rows.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         target: the column to predict.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; it is not a feature.
         columns: the task, and options by which the other columns become features.
@@ -283,7 +283,7 @@ class TextData(CSVData):
     without a class are left out, with a warning.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
@@ -334,8 +334,8 @@ class TextData(CSVData):
 def windows(text: str, length: int) -> np.ndarray:
     """Cut a text's UTF-8 bytes into pieces that overlap by one: uint8 ``[n, length + 1]``.
 
-    The first ``length`` bytes of a piece predict the last ``length``, so every byte but the first is predicted once. A
-    rest that fills no piece is left out.
+    The first ``length`` bytes of a piece predict its last ``length`` bytes, so every byte of the text except the first
+    is predicted once. Bytes at the end that do not fill a piece are left out.
 
     Example:
         >>> [bytes(piece).decode() for piece in windows("abcdefgh", 3)]
@@ -355,7 +355,7 @@ class CharacterData(CSVData):
     as several. Validation and test samples are pieces, not whole documents: the same document may be in both.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: number of characters that a sample predicts.

@@ -1,5 +1,5 @@
-"""Checks for doubtful columns: identifiers, sentinels of missing values, marks of missing values that no row has, and
-columns with two names."""
+"""Checks that find doubtful columns: identifiers, sentinels (codes for missing values, such as -999), marks of missing
+values that occur in no row, and columns with different names in different tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from flsv.utilities.errors import ColumnError, listed
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
-#: Largest number of sentinels at either end of a column's sorted numbers.
+#: Largest number of different sentinels among the smallest, and among the largest, numbers of a column.
 _CODES = 3
 
 
 def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error if a column looks like an identifier, or has numbers that look like sentinels."""
+    """Yield errors, without raising them, if a column looks like an identifier, or has numbers that look like
+    sentinels."""
     if card.categories is None:
         yield from _identifier(table, card, columns)
     if card.kind == NUMBERS:
@@ -45,7 +46,8 @@ def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iter
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error if a column is called like an identifier and has a different whole number in every row."""
+    """Yield an error if a column has the name of an identifier, such as "patient id", and a different whole number in
+    every row."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
@@ -64,7 +66,7 @@ def sentinels(
         table: the rows, for the message.
         name: name of the column.
         numbers: the column's numbers, or its dates as days.
-        values: the same values as in the table.
+        values: the same values as they are written in the table.
         columns: options of reading, with the known marks of missing values.
     """
     known = columns.gaps or {}
@@ -84,8 +86,8 @@ def sentinels(
 
 
 def codes_in(numbers: pd.Series) -> list[float]:
-    """Return the numbers that look like codes: they repeat and lie far from all others, as -999 among ages, or 9 among
-    1 and 2.
+    """Return the numbers of a column that look like sentinels: they repeat and lie far from all others, as -999 among
+    ages, or 9 among 1 and 2.
 
     Example:
         >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))

@@ -1,5 +1,5 @@
-"""Encoding of tables as features and targets, fitted on the training rows only; and sources made of tables: one table
-with a column of clients, or one table per client."""
+"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and sources that
+are tables: one table with a column of clients, or one table per client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class TableEncoder:
-    """Encoder of the tables of clients and server, which have the same columns.
+    """Encoder that turns the tables of clients and server, which have the same columns, into features and targets.
 
     Args:
         columns: options by which columns become features and targets.
@@ -68,7 +68,7 @@ class TableEncoder:
         return with_values(table, self.target, "target", self.columns)
 
     def row_names(self, table: Table) -> dict[str, list[str]]:
-        """Return labels by which a reader of the file recognizes each row; see :meth:`Table.row_names`."""
+        """Return ``{title: texts}`` with which users recognize each row in the file; see :meth:`Table.row_names`."""
         return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
@@ -76,7 +76,7 @@ class TableEncoder:
 
         Args:
             table: rows of all tables, the training rows first.
-            fit: which rows means, deviations and categories are fitted on, bool ``[N]``.
+            fit: bool ``[N]``, the rows on which means, deviations and categories are fitted.
 
         Raises:
             ConfigurationError: a column is missing in a table, has both numbers and words, has no value in a training
@@ -93,7 +93,7 @@ class TableEncoder:
         """Return an unfitted transformer of the columns in :attr:`read`, and set :attr:`feature_names`.
 
         Args:
-            fit: which rows it will be fitted on, bool ``[N]``.
+            fit: bool ``[N]``, the rows on which it will be fitted.
         """
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
@@ -122,8 +122,8 @@ class TableEncoder:
 
         Args:
             table: the rows.
-            fit: which rows the mean and deviation of a standardized target are fitted on, bool ``[N]``; None: numbers
-                are not standardized.
+            fit: bool ``[N]``, the rows on which the mean and deviation of a standardized target are fitted; None:
+                numbers are not standardized.
 
         Raises:
             ConfigurationError: no training row has a class, a value is not a number, or all training rows have the same
@@ -144,7 +144,7 @@ class TableEncoder:
         Args:
             table: rows of all tables, one table after the other.
             sizes: number of rows of each table.
-            fit: which rows the encoding is fitted on, bool ``[N]``; None: the data sets have no features yet.
+            fit: bool ``[N]``, the rows on which the encoding is fitted; None: the data sets have no features yet.
         """
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
@@ -180,10 +180,10 @@ def tables_source(
     reading: Reading,
     clients: bool,
 ) -> SourceData:
-    """Encode tables as features and targets by the options of :class:`~flsv.data.Columns`.
+    """Return the source that consists of tables, encoded by the options of :class:`~flsv.data.Columns`.
 
-    Means, deviations and categories are fitted on the clients' training rows, once these are known; no validation or
-    test rows are used.
+    Its ``fitted`` fits means, deviations and categories once the clients' training rows are known, and on these rows
+    only.
 
     Args:
         tables: ``{client: table}``, or a single table under any name.
@@ -211,8 +211,8 @@ def tables_source(
     classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        """Return the source with features fitted on each client's training rows ``fit_rows``; None: without features
-        yet."""
+        """Return the source with features that are fitted on each client's training rows ``fit_rows``; without features
+        if that is None."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

@@ -1,4 +1,4 @@
-"""A Lightning data module as a source: the data sets and options of its loaders."""
+"""Function that makes a source of a Lightning data module, from the data sets and options of its loaders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flsv.data.labels import class_names_of
 from flsv.data.sources.base import SourceData
 from flsv.utilities.errors import ConfigurationError
 
-#: A subclass of ``DataLoader`` that overrides one of these methods makes other batches than ``DataLoader`` would.
+#: Methods of ``DataLoader``; a subclass that overrides one of them may make other batches.
 _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
@@ -74,7 +74,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _single(loaders: Any) -> Any:
-    """Return None for an empty list of loaders, the only loader of a list, and several loaders unchanged."""
+    """Return the only loader of a list, None if the list is empty, and anything else unchanged."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders

@@ -44,7 +44,7 @@ def digits() -> SourceData:
     return SourceData(sets[0], test=sets[1], class_names=tuple(map(str, range(10))))
 
 
-#: Classes 0 and 1 lie close to one axis, 2 and 3 close to the other.
+#: Centres of the four classes. Classes 0 and 1 lie close to one axis, classes 2 and 3 close to the other.
 CENTRES = ((2.0, 0.2), (-2.0, -0.2), (0.2, 2.0), (-0.2, -2.0))
 SPREAD = 0.8
 
@@ -118,8 +118,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
     Args:
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
-            ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
-            then as given.
+            ``test/<class>`` images or with ``<class>`` images alone. Paths are relative to ``root`` or, if they do
+            not exist there, to the working folder.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: whether to download torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
@@ -248,8 +248,8 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
-    """Open the images ``<class>/*.png`` of a folder, resized to ``image_size``; with ``allow_empty``, classes may have
-    no images."""
+    """Open the images ``<class>/*.png`` in a folder as a data set that resizes them to ``image_size``; with
+    ``allow_empty``, classes may have no images."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -280,26 +280,25 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether all subfolders of a folder contain images of one class or are empty, and at least one has
-    images."""
+    """Return whether a folder has class folders: each subfolder has images directly in it or is empty, and at least one
+    has images."""
     folders = [entry for entry in _entries(path) if entry.is_dir()]
     with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
 def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
-    """Return the paths of each client's data in a folder: subfolders with class folders, subfolders with a table, or
-    tables.
+    """Return the path of each client's data in a folder that has one table or one subfolder per client.
 
-    The data ``val`` and ``test`` of the server are among them. Hidden files and folders and files of other kinds are
-    ignored.
+    A client's subfolder has class folders or a table. Hidden files and folders and files of other kinds are ignored.
 
     Args:
         path: path of the folder.
-        is_table: returns whether a file, or a folder as a whole, has one participant's samples.
+        is_table: function that returns whether a path is a table, a file or folder with one participant's samples.
 
     Returns:
-        ``{client: path}``; empty for a folder with images by class, or by split and class.
+        ``{client's name: path}``. Tables or subfolders called ``val`` and ``test``, which belong to the server, are in
+        it under these names. Empty if the folder has images by class, or by split and class.
 
     Raises:
         ConfigurationError: the folder has no data that can be read, or data of several kinds.
@@ -331,7 +330,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key with which numbers in names are compared as numbers: clinic 2 comes before clinic 10.
+    """Return a sorting key by which numbers in names are compared as numbers: clinic 2 comes before clinic 10.
 
     Example:
         >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)

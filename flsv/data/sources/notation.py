@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: Thousands separators that are known; " " also stands for the no-break spaces.
+#: The known thousands separators; " " includes no-break spaces.
 THOUSANDS = (".", ",", " ", "'")
 _SPACES = re.compile("[\u00a0\u202f]")
 #: A whole number with thousands separators.
@@ -25,7 +25,7 @@ _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = None) -> np.ndarray:
     """Convert values to numbers, float64 ``[N]``; a value that is not a finite number becomes NaN.
 
-    Among decimal commas, a decimal point is read if it cannot be a thousands separator.
+    With a decimal comma, a point is read as a decimal mark, too, if it cannot be a thousands separator.
 
     Args:
         values: numbers or texts.
@@ -62,11 +62,12 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert the values of a column of one file to numbers, as :func:`parsed` does, but by what the column shows.
+    """Convert the values of a column of one file to numbers, as :func:`parsed` does, in the notation that the column's
+    values show.
 
-    With ``decimal=","``, a column without a comma, but with numbers such as ``0.25``, has decimal points, and one with
-    commas and such numbers has no thousands separators. A point or comma separates thousands only if the column also
-    has a decimal mark, or a number with two separators; with ``possible``, also if it may do so.
+    With ``decimal=","``, a column with numbers such as ``0.25`` has decimal points if it has no comma, and no thousands
+    separators if it has commas. A point or comma separates thousands only if a value of the column also has a decimal
+    mark or two separators; with ``possible``, also if no value shows it.
 
     Example:
         >>> column_numbers(["1.250", "0.25"], ",", "."), column_numbers(["1.250", "80,5"], ",", ".")
@@ -90,7 +91,7 @@ def _is_point(text: str) -> bool:
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find the notations in which texts are numbers that are not numbers in the present notation.
+    """Find other notations by which the texts of a column that are no numbers in the present notation are numbers.
 
     Args:
         parts: the column's different texts in each file.
@@ -98,9 +99,9 @@ def other_notations(
         thousands: the present thousands separator; only None may change.
 
     Returns:
-        The texts that are numbers in another notation only (none if most texts are words), and the options ``decimal``
-        and ``thousands`` of each notation in which all numbers of the column can be read: several if they are different
-        numbers in different notations, none if there is no such notation.
+        The texts that are numbers in another notation only (none if most texts are words), and for each notation in
+        which all numbers of the column can be read its options ``decimal`` and ``thousands``. There are several
+        notations if the texts are different numbers in them, and none if no notation fits all numbers.
 
     Example:
         >>> other_notations([["78"], ["1.234,5"]], ".", None), other_notations([["0.5", "high"]], ".", None)
@@ -137,7 +138,7 @@ def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | Non
 
 
 def _unread(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> set[str]:
-    """Return the texts that are no numbers in the present notation."""
+    """Return the texts that are not numbers in the present notation."""
     read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
     return {text for pairs in read for text, unread in pairs if unread}
 
@@ -148,7 +149,8 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether some text shows that a mark separates thousands: it has two of them, or the decimal mark, too."""
+    """Return whether a text shows that a mark separates thousands: it has the mark twice, or the decimal mark as
+    well."""
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
     return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)
@@ -173,7 +175,7 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
     """Return the formats, as for ``strftime``, in which texts that are not in ISO 8601 are dates.
 
     Args:
-        texts: texts that :func:`are_dates`.
+        texts: texts for which :func:`are_dates` returns True.
         known: formats of other columns.
 
     Returns:
@@ -198,8 +200,8 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the order of day, month and year in which texts are dates, as a format; None if several orders fit, none
-    does, or a format in ``known`` has another one."""
+    """Return the only order of day, month and year, as a format, by which all texts are dates; None if no order or
+    several fit, or if a format in ``known`` has an order that does not fit."""
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)
     fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]

@@ -1,8 +1,8 @@
-"""Kinds of sources of samples: each client's or all clients' data, and the server's validation and test data.
+"""Kinds of sources, which read samples: each client's or all clients' data, and the server's validation and test data.
 
-A kind of source tells by ``match`` whether it reads an object, a name or a path, and reads it by ``open``. Other
-packages add kinds by an entry point of the group ``flsv.sources``, which names a class with the two methods of
-:class:`Source`; these take precedence.
+The data that a user gives are an object, a name or a path. They are read by the first kind of source whose ``match``
+returns True for them. Other packages add kinds, which come before flsv's own, by an entry point of the group
+``flsv.sources`` that names a class with the two methods of :class:`Source`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ KINDS = (
 
 
 class Source(Protocol):
-    """Protocol of a kind of source, which reads data of one kind.
+    """Protocol of a kind of source. For data that a user gives, flsv calls :meth:`match` of one kind after the other,
+    and then :meth:`open` of the first that matches.
 
     Example:
         >>> class Numbers:
@@ -62,7 +63,7 @@ class Source(Protocol):
     """
 
     def match(self, given: Any) -> bool:
-        """Return whether this kind reads ``given``.
+        """Return whether this kind of source can read ``given``.
 
         Args:
             given: the ``Path`` of an existing file or folder, a name that is not such a path, or an object.
@@ -76,9 +77,9 @@ class Source(Protocol):
             reading: the user's options of reading.
 
         Returns:
-            A map-style data set, whose attributes ``targets``, ``classes`` and ``groups``, if any, mean the same as
-            those of any other data set; arrays; an object with columns; or, of data that have splits of their own and
-            so are partitioned as a whole, a :class:`~flsv.data.SourceData`.
+            A map-style data set, whose attributes ``targets``, ``classes`` and ``groups`` are read if it has them;
+            arrays; an object with columns; or a :class:`~flsv.data.SourceData` if the data have splits of their own and
+            must be partitioned as a whole.
 
         Raises:
             ConfigurationError: the data cannot be read; the message says which forms can be read.
@@ -87,7 +88,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of source given by two functions."""
+    """Kind of source that is made of two functions."""
 
     match: Callable[[Any], bool]
     open: Callable[[Any, Reading], Any]
@@ -108,7 +109,7 @@ def _is_data_set(given: Any) -> bool:
     return hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams)
 
 
-#: Images by name, of an archive or of a folder with splits; also the kind that reports a path that does not exist.
+#: Images of a named data set, an archive or a folder with splits. This kind also reports a path that does not exist.
 _IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
 SOURCES: tuple[Source, ...] = (
     _Kind(is_table_file, lambda path, reading: reading.table(path)),
@@ -131,12 +132,13 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether some kind of source reads a path or name as samples of one participant."""
+    """Return whether a kind of source reads a path or name as the samples of a single participant."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
 def _is_one(path: Path) -> bool:
-    """Return whether a path is a file of one participant's samples, or a folder that another package reads as such."""
+    """Return whether a path has a single participant's samples: a file, or a folder that another package reads as
+    such."""
     return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
 
 
@@ -147,7 +149,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
         given: the data, in one of the forms listed in :data:`KINDS`.
         reading: options of reading.
         what: words for the owner of the data, with which messages begin.
-        whole: whether data with splits of their own are accepted.
+        whole: whether data with splits of their own are accepted, which are then returned as ``SourceData``.
 
     Raises:
         ConfigurationError: the data cannot be read, or have no samples.
@@ -167,8 +169,8 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Return the path that a name stands for, or the only file of samples in a client's folder; else the name
-    itself."""
+    """Return the path that ``given`` stands for; for a client's folder with a single file of samples, that file. Return
+    the name itself if it is the name of a data set, or if there is no such path."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -183,7 +185,7 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind of source that matches."""
+    """Open data by the first kind of source that matches; if the result is data of another form, open that, too."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -204,8 +206,8 @@ def open_source(
     Args:
         source: the user's argument ``source`` of :class:`~flsv.data.FederatedDataModule`.
         reading: options of reading, for all data.
-        held_out: the user's validation data ``val`` and test data ``test``, or None.
-        clients: ``{client: data}``, in place of ``source``.
+        held_out: ``{"val": data, "test": data}``, the user's validation and test data; None for each that is not given.
+        clients: ``{client: data}``, in place of ``source``; None: ``source`` is read.
 
     Raises:
         ConfigurationError: the data cannot be read; the message says which forms can be read.
@@ -235,17 +237,20 @@ def open_source(
 
 
 def _splits(source: Any) -> dict[str, Any]:
-    """Return a source as ``{"train": data}``, or a pair of data sets as ``{"train": data, "test": data}``."""
+    """Return ``{"train": source}``; if the source is a pair of data sets, ``{"train": first, "test": second}``."""
     splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
     return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's validation and test data, else the source's; raise ConfigurationError if both have one of them.
+    """Return ``{"val": data, "test": data}``, each from the user or from the source, or None if neither has it.
 
     Args:
-        given: the user's ``val`` and ``test``.
-        found: the source's ``val`` and ``test``.
+        given: the user's validation data ``val`` and test data ``test``; None, or no entry, if the user gives none.
+        found: the same of the source.
+
+    Raises:
+        ConfigurationError: the user and the source both have validation data, or both have test data.
     """
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
@@ -261,7 +266,7 @@ def source_name(source: Any) -> str:
 
 
 def _read_parts(given: Mapping[str, Any], reading: Reading, clients: bool) -> dict[str, Any]:
-    """Read the clients' data, or a single data set; one ConfigurationError reports all data that cannot be read."""
+    """Read each data set in ``given``; raise one ConfigurationError that reports all that cannot be read."""
     parts, problems = {}, []
     for name, each in given.items():
         try:
@@ -280,7 +285,7 @@ def _own_source(
 
     Args:
         train: ``{client: data}``, or ``{name: data}`` of a single data set.
-        held_out: validation data ``val`` and test data ``test``, or None.
+        held_out: validation data ``val`` and test data ``test``; None for each that is not there.
         reading: options of reading.
         clients: whether ``train`` has one entry per client.
     """

@@ -40,7 +40,7 @@ class Table:
             which it ends in the file, or the number of the row.
         typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
         together: the tables from which this one was concatenated; empty for a single table.
-        encoding: problem with the file's encoding, with the rows as they are in a likely encoding; None: there is none.
+        encoding: the error to report if the file is not in UTF-8 and was read in a guessed encoding; else None.
     """
 
     path: Path | str
@@ -67,8 +67,8 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Return the names of the tables that have at least one of the selected ``rows``, bool ``[N]``; the common name
-        if all of them do."""
+        """Return the names of the tables that contain a selected row (``rows``, bool ``[N]``); if all tables do, return
+        the name of this concatenated table."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)
@@ -82,11 +82,11 @@ class Table:
         return f"{part.path}, {part.places([row])}"
 
     def take(self, rows: np.ndarray) -> Table:
-        """Return a table with the rows of the numbers ``rows`` only."""
+        """Return a table with only the rows whose positions are in ``rows``."""
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return labels by which a reader of the file recognizes each row: its line, its client and identifying
+        """Return ``{title: texts}`` with which users recognize each row in the file: line, client and identifying
         columns.
 
         Args:
@@ -133,7 +133,7 @@ def one_table(tables: Sequence[Table]) -> Table:
 def words_of(column: pd.Series) -> pd.Series:
     """Convert values to texts without white space around them; missing values become NaN.
 
-    Whole numbers have no decimal point, though pandas makes floats of them where a column has missing values.
+    Whole numbers get no decimal point, although pandas converts them to floats in a column with missing values.
 
     Example:
         >>> words_of(pd.Series([3.0, None])).tolist(), words_of(pd.Series([3.5, 1.0])).tolist()
@@ -154,8 +154,8 @@ def data_root(root: str | None) -> Path:
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """Return the path of a file or folder, looked up below :func:`data_root`, then as given; None if it does not
-    exist."""
+    """Return the path of a file or folder, relative to :func:`data_root` or, if it does not exist there, to the working
+    folder; None if it does not exist."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
@@ -177,10 +177,10 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
 
     Args:
         path: the file.
-        delimiter: one character between values; where the header lacks it, it is a semicolon, tab or vertical bar, if
-            the header has one.
+        delimiter: the character between values; if the header does not contain it, a semicolon, tab or vertical bar in
+            the header is used.
         encoding: the encoding if the file is not in UTF-8; None: such a file is read in UTF-16 or cp1252, and the
-            table's attribute ``encoding`` says so.
+            table's attribute ``encoding`` has an error about that.
 
     Raises:
         ConfigurationError: the file is not text or not a table, a column has no name, two columns have the same name,
@@ -224,7 +224,7 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
 
 
 def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]:
-    """Return a file's text, and what is wrong with its encoding: None if it is UTF-8, or ``encoding`` is right."""
+    """Return a file's text, and an error about its encoding, or None if the file is in UTF-8 or in ``encoding``."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -251,8 +251,7 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]
 
 
 def _delimiter_of(text: str, delimiter: str) -> str:
-    """Return the delimiter of a table: the given one if its first line has it, else another one that its first line
-    has.
+    """Return the delimiter of a table: ``delimiter`` if the first line contains it, else another one that it contains.
 
     Example:
         >>> _delimiter_of("age;'a, b'", ","), _delimiter_of('age;"a, b"', ","), _delimiter_of("age", ",")

@@ -1,4 +1,4 @@
-"""Targets and groups of a table's rows: the classes or numbers to predict, and the groups that become clients."""
+"""Functions that read a table's targets, the classes or numbers to predict, and its groups, which become clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
-    """Return the rows with a value in a column, and warn of the number of rows without one, which are left out.
+    """Return a table of the rows that have a value in a column; warn if other rows are left out.
 
     Args:
         table: the rows.
@@ -75,8 +75,8 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes: the different values of a column, in natural order, but with the positive one of
-    two classes last, see :func:`~flsv.data.positive_class.positive_last`.
+    """Return the names of the classes, the different values of a column, in natural order. The positive one of two
+    classes is last, see :func:`~flsv.data.positive_class.positive_last`.
 
     Args:
         table: rows of one or several tables.
