@@ -90,6 +90,8 @@ class Facts:
     """Facts about a run's federation, from the process that has made it.
 
     Args:
+        arguments: the arguments that make the federation, see :func:`flsv.cli.saved_run.saved_run`.
+        seed: the run's seed.
         clients: the clients' names.
         num_samples: ``[n]``, their numbers of samples.
         rounds: the number of rounds of a training.
@@ -106,6 +108,8 @@ class Facts:
         checkpoint: the run's last checkpoint if the coalition of all clients must come to its weights.
     """
 
+    arguments: Sequence[str]
+    seed: int
     clients: list[str]
     num_samples: list[int]
     rounds: int | None
@@ -120,6 +124,11 @@ class Facts:
     warned: list[str]
     on_cpu: bool
     checkpoint: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """Return the temporary folder of the trainings."""
+        return Path(self.arguments[1]).parent
 
 
 def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
@@ -156,6 +165,8 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
         checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
         return Facts(
+            arguments=arguments,
+            seed=seed,
             clients=list(data.client_names),
             num_samples=data.num_samples.tolist(),
             rounds=cli.trainer.max_epochs,
@@ -202,13 +213,14 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint: Path | None, threads: int) -> Any:
+def train(facts: Facts, piece: Piece, threads: int) -> Any:
     """Make a run's federation in this process, and do a piece of work with it, see
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
-    cli = make_run(arguments, piece.seed)
+    cli, question = make_run(facts.arguments, piece.seed), facts.question
     federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
-    return work_on(piece, federation, str(Path(arguments[1]).parent), checkpoint, question.participation)
+    checkpoint = facts.checkpoint if piece.seed == facts.seed else None
+    return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
@@ -235,10 +247,8 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def told_run(
-    run: Path, overrides: Sequence[str], question: Question, which: Which
-) -> Iterator[tuple[list[str], int, Facts]]:
-    """Yield the arguments that make a run's federation, the run's seed, and facts about the federation.
+def told_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[Facts]:
+    """Yield facts about a run's federation, whose temporary folder exists within this context.
 
     Args:
         run: the run's folder.
@@ -250,14 +260,14 @@ def told_run(
         ConfigurationError: the folder holds no configuration; the data are not those of the run; or models cannot be
             judged so.
     """
-    with saved_run(run, overrides) as (arguments, first):
-        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, first, question, which, bool(overrides))
+    with saved_run(run, overrides) as (arguments, seed):
+        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, seed, question, which, bool(overrides))
         ((_, facts),) = supervise([(None, task)])
         if isinstance(facts, ConfigurationError):
             raise facts
         if isinstance(facts, ChildFailed):
             raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {facts}")
-        yield arguments, first, facts
+        yield facts
 
 
 if __name__ == "__main__":
