@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.parser import FederatedCLI, find_loop
+from flsv.cli.parser import FederatedCLI
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, make_run, performance_by, saved_run
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
@@ -148,7 +148,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
-        loop, data = find_loop(cli.trainer), cli.datamodule
+        loop, data = cli.loop, cli.datamodule
         if question.metric is None:
             metric, mode = performance_by(loop)
             question = replace(question, metric=metric, mode=mode)
