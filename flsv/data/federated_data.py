@@ -127,8 +127,8 @@ def partition_data(
         ConfigurationError: the data are empty, too few for the settings, without classes although a component needs
             them, or cannot be corrupted; or a validation or test sample has an input that is not finite.
     """
-    dealing: list[Any] = [partitioner, *corruptions]
-    asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
+    asking: list[Any] = [part for part in (partitioner, *corruptions) if part.needs_classes]
+    asking += [options.detector] if options.detector else []
     held_out = {"validation": source.val, "test": source.test}
     classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
     if pos_label is not None:
@@ -138,24 +138,32 @@ def partition_data(
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
     unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
-    if len(unknown):
-        splits = _without_unknown(splits, classes.labels, unknown, corruptions)
+    splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    train, val, test = source.train, *(_known(part, unknown) for part in (source.val, source.test))
-    differs = torch.zeros(len(classes.labels), dtype=torch.bool)
-    if corruptions:
-        train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
-        classes = replace(classes, labels=noisy)
-    val_loader: Any = source.val_loaders
-    if val is not None:
-        val_loader = make_loader(val, **eval_options)
-    elif len(splits.server_val):
-        val_loader = make_loader(train, splits.server_val, **eval_options)
+    source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
+    train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
     return FederatedData(
-        train, val_loader, test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
+        train=train,
+        val=_val_loader(source, train, splits.server_val, eval_options),
+        test=source.test,
+        splits=splits,
+        classes=replace(classes, labels=noisy),
+        train_options=train_options,
+        eval_options=eval_options,
+        differs=differs,
+        columns=source.columns,
+        by_rarity=source.by_rarity,
     )
+
+
+def _val_loader(source: SourceData, train: Dataset, server: Tensor, options: dict[str, Any]) -> Any:
+    """Return the loader of the source's validation data, or of the ``server``'s samples of ``train``, or the source's
+    own loaders; None: there are no validation data."""
+    if source.val is not None:
+        return make_loader(source.val, **options)
+    return make_loader(train, server, **options) if len(server) else source.val_loaders
 
 
 def _as_read(
@@ -235,31 +243,30 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
-) -> tuple[TensorDataset, Tensor, Tensor]:
+) -> tuple[Dataset, Tensor, Tensor]:
     """Apply the corruptions, in the given order, to the training samples of the clients that each one concerns.
 
     Returns:
         The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
         corruptions changed, bool ``[N]``.
     """
+    labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
+    if not corruptions:
+        return dataset, labels, differs
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
         raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
     first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
-    inputs, labels = first, classes.labels.clone()
     last = fields[-1].flatten().cpu() if fields else labels[:0]
     if not classes.missing and not torch.equal(last.long(), labels):
         raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
-    differs = torch.zeros(len(labels), dtype=torch.bool)
+    inputs, labels = first, labels.clone()
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*concerned)):
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
-        x, y = before.clone(), true.clone()
-        # The position gives two corruptions with the same seed different random numbers.
-        for position in [place for place, clients in enumerate(concerned) if client in clients]:
-            generator = generator_for(corruptions[position].seed, "corruption", position, client)
-            x, y = corruptions[position](x, y, len(classes.names), generator)
+        mine = {place: each for place, each in enumerate(corruptions) if client in concerned[place]}
+        x, y = _corrupted_samples(mine, client, before, true, len(classes.names))
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)
@@ -271,10 +278,24 @@ def _corrupted(
     return TensorDataset(inputs, *fields), labels, differs
 
 
+def _corrupted_samples(
+    corruptions: Mapping[int, Corruption], client: int, x: Tensor, y: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Apply corruptions, given by their position, to a copy of one client's samples."""
+    x, y = x.clone(), y.clone()
+    for position, corruption in corruptions.items():
+        # The position gives two corruptions with the same seed different random numbers.
+        generator = generator_for(corruption.seed, "corruption", position, client)
+        x, y = corruption(x, y, num_classes, generator)
+    return x, y
+
+
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
     """Drop the samples of unknown classes from all splits, except the training sets of the corrupted clients."""
+    if not len(unknown):
+        return splits
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []
