@@ -17,12 +17,11 @@ class LocalEpochs:
     """Lightning's ``FitLoop.advance``, which "runs one whole epoch", as a function that trains a client; installed for
     the length of a fit.
 
-    In each call the train dataloader gives one client's batches. So batch numbers, the windows of
-    gradient accumulation and the last batch are the client's own by Lightning's own counting. What Lightning does once
-    an epoch belongs to the round: schedulers that step per epoch, the validation, checkpoints that are due at the last
-    step, and schedulers that follow a validated value. These come with the round's last batch; those that are about the
-    next global model, which the server makes in the meantime, are put off until :meth:`finish`. Progress bars count the
-    batches of the round.
+    In each call the train dataloader gives one client's batches, so that batch numbers, gradient accumulation and the
+    last batch are the client's own. What Lightning does once an epoch, it does once a round, at the round's last batch:
+    it steps schedulers per epoch, validates, saves checkpoints and steps schedulers that follow a validated value. What
+    needs the next global model, which the server makes in the meantime, waits for :meth:`finish`. Progress bars count
+    the batches of the round.
 
     Args:
         trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
@@ -63,7 +62,7 @@ class LocalEpochs:
 
         Args:
             last: whether this is the round's last epoch.
-            idle: whether nobody trains in it, so that schedulers that step per batch, which are the clients', do not.
+            idle: whether no client trains in it; then schedulers that step per batch, which are the clients', do not.
         """
         self._last, self._idle = last, idle
         trainer, loop = self._trainer, self._trainer.fit_loop
@@ -76,7 +75,8 @@ class LocalEpochs:
             self._last = True
 
     def finish(self) -> None:
-        """Let Lightning do what follows the round's last batch; the module holds the next global model."""
+        """Do what Lightning does at an epoch's end and :meth:`run` has put off; the module holds the next global
+        model."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()

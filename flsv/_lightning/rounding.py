@@ -51,22 +51,23 @@ class Rounding(NamedTuple):
     @property
     def run(self) -> float:
         """Return the distance of two models after a whole training, as a fraction of the way that they moved, up to
-        which nothing need be measured."""
+        which they count as equal without a measurement."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
-        """Return a model that differs from another ``[P]`` by as much as factors are rounded, to train it, too."""
+        """Change a model ``[P]`` at random by as much as factors are rounded: its training shows how rounding grows."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
         noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
         return start * (1 + max(NUDGE, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
-        """Return the largest distance between two trainings of a model that rounding causes, as measured.
+        """Compute the largest distance that rounding causes between two trainings of a model, from a training of the
+        nudged model.
 
         Args:
             start: ``[P]``, the model before training.
             trained: ``[P]``, the model after training.
-            nudged: ``[P]``, what the same training has made of ``nudged(start)``.
+            nudged: ``[P]``, the model after the same training from ``nudged(start)``.
         """
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 

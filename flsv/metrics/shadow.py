@@ -53,50 +53,45 @@ class ShadowShapley(MeasuredMetric):
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    U(S) is the performance u of the model that only the clients in S have trained, N the set of all n clients. Any
-    LightningModule is possible, with any callbacks. If the module allows it, each client also trains the models of the
-    coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
-    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). If it does not, the
-    values are computed after training: when the run has ended, each coalition is trained by a fit of its own, in a fork
-    of the process as it was when the fit began or, where it cannot be forked, by a copy of the Trainer; ranks divide
-    these fits. As many forks train at once as there are cores, and copies one after the other. In both ways a coalition
-    is also trained that proves the others: that of all clients must come to the run's own model. Which of the two ways
-    is used, why, and at what cost is logged before the first round (``docs/reference/compatibility.md`` lists kinds of
-    modules, and what the proof does not see), and logged again if during training the batched
-    models turn out to differ from separate ones: then the values are computed after training. In both ways, U(S) after
-    a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
-    values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
-    equal the values of ``flsv retrain`` with the same seed and number of rounds: coalition models carry over between
-    rounds, so values are not summed over rounds.
+    U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
+    N the set of all n clients. With ``coalitions="all"`` the values are exact; with fewer coalitions they are estimates
+    by :func:`flsv.functional.few_coalitions_shapley`. They equal the values of ``flsv retrain`` with the same seed and
+    number of rounds: coalition models carry over between rounds, so values are not summed over rounds.
 
-    With a sampler each coalition draws its own cohorts among its members, as many clients as the run draws, or all if
-    it has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with
-    the same random numbers, so that the full coalition draws the run's cohorts. Clients then also train in rounds for
-    which the run has not drawn them, in this process and not in their visits: refused are clients on sites, and
-    samplers that choose by values or losses, which each coalition would have of its own. The full coalition is trained
-    as the others are and compared with the run after every round.
-
-    For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
-    ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
-    convolution on a CPU as much as so many trainings. If coalitions are trained by fits of their own, a coalition of s
-    of n clients costs s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7),
-    ``"pairs+leave-one-out"`` 2 n - 1, ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds this cost.
-    With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
-    underpaid.
-
-    The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10 cases: they are
-    made of what seeds differ by in trials and of what is seen in the run, see :mod:`flsv.functional.shapley.one_seed`;
-    ``flsv repeat`` and ``flsv retrain`` measure the difference in this federation.
-
-    Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
-    and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
-    stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train,
-    clients on sites.
+    **How coalitions are trained.** Any LightningModule is possible, with any callbacks. If the module allows it, each
+    client also trains, on its own batches, the models of the coalitions that it is in, as rows of one batched model
+    (its *client algorithm* is then a :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the
+    closing lines name). If it does not, or if batched models turn out to differ from separate ones, each coalition is
+    trained by a fit of its own when the run has ended: in forks of the process as it was when the fit began, as many at
+    once as there are cores, or, where it cannot be forked, by copies of the Trainer, one after the other; ranks divide
+    these fits. The way, its reason and its cost are logged before the first round, and again if the way changes. In
+    both ways a coalition is also trained that proves the others: that of all clients must come to the run's own model.
+    ``docs/reference/compatibility.md`` lists kinds of modules, and what the proof does not see.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks take part. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
+
+    **What it costs.** For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one,
+    ``"pairs+leave-one-out"`` 2 n - 1, ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an
+    MLP that costs little, for a convolution on a CPU as much as so many trainings. By fits, a coalition of s of n
+    clients costs s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7),
+    ``"pairs+leave-one-out"`` 2 n - 1, ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds this cost.
+    With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
+    underpaid.
+
+    **Samplers and strategies.** With a sampler each coalition draws its own cohorts among its members, as many clients
+    as the run draws, or all if it has fewer (:meth:`flsv.sampling.ClientSampler.among`), and all coalitions draw with
+    the same random numbers. Clients then also train in rounds for which the run has not drawn them. The full coalition
+    is trained as the others are and compared with the run after every round. Each coalition has an aggregator, filters
+    and the metric that the aggregator reads of its own; attacks, compression and client algorithms apply to every
+    coalition. Refused before training are personalizers; parts of the module that stay at the clients; colluders, who
+    compare the updates of one cohort; privacy, whose noise would be spent on each of these models; samplers that choose
+    by values or losses; and clients on sites, with a sampler or where rows cannot be trained.
+
+    **Chance.** The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10 cases,
+    see :mod:`flsv.functional.shapley.one_seed`; ``flsv repeat`` and ``flsv retrain`` measure how far seeds differ in
+    this federation.
 
     With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server
     needs no validation data, see :mod:`flsv.games.judges`. In trials a client that reported false scores raised its
@@ -120,14 +115,10 @@ class ShadowShapley(MeasuredMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
-            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
-            ``"singles"`` within ``max_fits``),
-            ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
-            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two),
-            ``"complements"`` (each alone, all but one, and coalitions of all sizes between, each with its complement:
-            as many as ``"pairs+leave-one-out"``, and three times the visits of 20 clients), ``"all"``,
-            or a list of lists of members. The empty and the full coalition are always evaluated.
+        coalitions: a design of :func:`flsv.functional.few_coalitions`, or a list of lists of members. The empty and the
+            full coalition are always evaluated. ``"auto"``: as rows ``"all"`` of up to seven clients,
+            ``"pairs+leave-two-out"`` of ten to twelve, ``"pairs+leave-one-out"`` of others; by fits the most accurate
+            of ``"all"``, these two, ``"both"`` and ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

@@ -164,10 +164,10 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Members, Found | ChildFailed]], proof: Members | None
 ) -> Iterator[tuple[Members, Found | ChildFailed]]:
-    """Yield coalitions and their fits, but none before that of the coalition ``proof``; None: nothing is proved.
+    """Yield coalitions with their fits, all of them held back until the coalition ``proof`` is trained; None: none is.
 
     Raises:
-        FitsFailed: the fit of this coalition has failed.
+        FitsFailed: the fit of the coalition ``proof`` has failed.
     """
     held: list[tuple[Members, Found | ChildFailed]] = []
     for members, fit in found:
