@@ -22,6 +22,7 @@ import torch
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.parser import FederatedCLI
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, make_run, performance_by, saved_run
+from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
 from flsv.games.performance import (
@@ -63,6 +64,11 @@ class Question:
     mode: Any = None
     judges: Judges | None = None
     participation: Participation = "drawn"
+
+    def answered_by(self, loop: FederatedLoop) -> Question:
+        """Return this question with the performance and the judges of the run's metrics where none are given."""
+        metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
+        return replace(self, metric=metric, mode=mode, judges=self.judges or judges_of(loop))
 
     @property
     def names(self) -> Sequence[str]:
@@ -149,10 +155,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
         loop, data = cli.loop, cli.datamodule
-        if question.metric is None:
-            metric, mode = performance_by(loop)
-            question = replace(question, metric=metric, mode=mode)
-        question = replace(question, judges=question.judges or judges_of(loop))
+        question = question.answered_by(loop)
         measure: Any = question.measure
         identity = cli.identity()
         check_data(run, read_record(run / RECORD), identity, data.client_names)
@@ -163,6 +166,8 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         if isinstance(measure, ModelScore):
             warn_of_rarity([measure], data)
         by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
+        settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
+        settings |= {"participation": question.participation} if draws else {}
         checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
         return Facts(
             arguments=arguments,
@@ -174,12 +179,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
             by=by,
             title=title_of(measure, data.positive_class) if scores_positive(measure) else by,
             majority=_majority(cli) if by == "accuracy" else NAN,
-            settings={
-                **identity.flat(),
-                "metric": joined(question.names),
-                "mode": question.mode,
-                **({"participation": question.participation} if draws else {}),
-            },
+            settings=settings,
             changed=changed_settings(run, identity),
             another_game=another_game,
             said=[] if why_not is None else [why_not],

@@ -127,8 +127,8 @@ def partition_data(
         ConfigurationError: the data are empty, too few for the settings, without classes although a component needs
             them, or cannot be corrupted; or a validation or test sample has an input that is not finite.
     """
-    asking: list[Any] = [part for part in (partitioner, *corruptions) if part.needs_classes]
-    asking += [options.detector] if options.detector else []
+    dealing: list[Any] = [partitioner, *corruptions]
+    asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
     classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
     if pos_label is not None:
