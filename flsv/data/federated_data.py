@@ -253,13 +253,7 @@ def _corrupted(
     labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
         return dataset, labels, differs
-    tensors, rows = tensors_of(dataset, None, collate_fn)
-    if tensors is None:
-        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
-    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
-    last = fields[-1].flatten().cpu() if fields else labels[:0]
-    if not classes.missing and not torch.equal(last.long(), labels):
-        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
+    first, *fields = _columns(dataset, classes, collate_fn)
     inputs, labels = first, labels.clone()
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*concerned)):
@@ -276,6 +270,22 @@ def _corrupted(
     if not classes.missing:
         fields[-1] = labels.view(fields[-1].shape).to(fields[-1])
     return TensorDataset(inputs, *fields), labels, differs
+
+
+def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
+    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last.
+
+    Raises:
+        ConfigurationError: the data set has no tensors, or its last one is not the labels.
+    """
+    tensors, rows = tensors_of(dataset, None, collate_fn)
+    if tensors is None:
+        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
+    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
+    last = fields[-1].flatten().cpu() if fields else classes.labels[:0]
+    if not classes.missing and not torch.equal(last.long(), classes.labels):
+        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
+    return [first, *fields]
 
 
 def _corrupted_samples(

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
@@ -114,28 +115,37 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
     y = (utilities - mean) / scale
-    best = None
-    for kernels in candidates:
-        parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
-        for kernel in kernels:
-            part = gram(kernel, masks, masks)
-            variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
-            parts.append((kernel, 1 / float(variance)))
-            matrix = matrix + part / variance
-        eigenvalues, vectors = torch.linalg.eigh(matrix)
-        eigenvalues = eigenvalues.clamp_min(0)
-        shrunk = eigenvalues[None] + PENALTIES[:, None]
-        power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
-        loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
-        at = int(loss.argmin())
-        if best is None or float(loss[at]) < best[0]:
-            best = float(loss[at]), parts, vectors, shrunk[at]
-    assert best is not None
-    _, parts, vectors, spectrum = best
+    _, parts, vectors, spectrum = min((_ridge(kernels, masks, y) for kernels in candidates), key=itemgetter(0))
     dual = vectors @ ((vectors.T @ y) / spectrum.unsqueeze(1))
     left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
     finite = torch.where(scale.isinf(), 0, scale)
     return Surrogate(parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite), left_out * finite
+
+
+def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
+    """Choose the ridge penalty of the largest marginal likelihood for one kernel.
+
+    Args:
+        kernels: the parts of the kernel.
+        masks: the m coalitions to fit, bool ``[m, n]``.
+        y: the standardized utilities, ``[m, M]``.
+
+    Returns:
+        The negative log likelihood, up to constants; the parts with their scales; and the eigenvectors ``[m, m]`` and
+        eigenvalues ``[m]`` of the kernel's matrix with the penalty.
+    """
+    parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
+    for kernel in kernels:
+        part = gram(kernel, masks, masks)
+        variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
+        parts.append((kernel, 1 / float(variance)))
+        matrix = matrix + part / variance
+    eigenvalues, vectors = torch.linalg.eigh(matrix)
+    shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
+    power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
+    loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
+    at = int(loss.argmin())
+    return float(loss[at]), parts, vectors, shrunk[at]
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
