@@ -89,19 +89,15 @@ def retrain(
 
     Args:
         run: the folder of a run that ``flsv fit`` has written.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
-            ``"auto"`` stands for ``"both"``: each client alone, all but one, and all.
-        metric: the performance of a model, on the server's validation set, see
-            :class:`flsv.retraining.RetrainedUtility`. None: the performance that the run's metrics used; accuracy if
-            they used none. Trainings are stored separately for each performance.
-        mode: ``"min"`` or ``"max"``, whether less or more of a logged ``metric`` is better.
-        judges: the owner of the samples on which models are judged: the ``"server"``, or the ``"clients"`` with their
-            validation samples. None: as for the run's metrics.
+        which: the coalitions, as for :func:`flsv.retrain`.
+        metric: the performance of a model, as for :func:`flsv.retrain`. None: the performance that the run's metrics
+            used; accuracy if they used none. Trainings are stored separately for each performance.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged ``metric`` is better.
+        judges: whose samples models are judged on, as for :func:`flsv.retrain`. None: as for the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
             training. None: three if they are trained side by side, else one.
-        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
-            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
+        participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         jobs: the number of processes that train at once; None: as many as there are cores, or one that uses an
             accelerator.
