@@ -235,26 +235,18 @@ def costs(
     for name, each in entries.items():
         if name in known:
             continue
-        found = _cost(federation, name, each)
-        if found is None:
+        found = run_metrics(federation, {name: each}, seed=0)
+        if name in found.refused or name in found.failed:
             continue
-        known[name] = found
-        say(f"{name}: {1000 * found.seconds:.1f} ms a round")
+        seconds, rounds = found.seconds.get(name, NAN), federation.rounds
+        if each.client_algorithm is not None:  # the metric's cost at the clients is part of the training
+            seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
+        training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
+        known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
+        say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
         if kept is not None:
-            kept.add([[name, *(f"{number:.6g}" for number in astuple(found)), own[name]]])
+            kept.add([[name, *(f"{number:.6g}" for number in astuple(known[name])), own[name]]])
     return known
-
-
-def _cost(federation: Federation, name: str, entry: Entry) -> Cost | None:
-    """Measure the cost of one metric in a fit with this metric alone; None: it fails."""
-    found = run_metrics(federation, {name: entry}, seed=0)
-    if name in found.refused or name in found.failed:
-        return None
-    seconds, rounds = found.seconds.get(name, NAN), federation.rounds
-    if entry.client_algorithm is not None:  # the metric's cost at the clients is part of the training
-        seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
-    training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
-    return Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
 
 
 def _between_seeds(results: BenchResults, federation: str, metric: str) -> float:

@@ -251,21 +251,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     silent = quiet or rank > 0
     waiting("flsv retrain: reading the run and its data", silent)
     with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
-        rows, path = retrain(
-            options.run,
-            options.trainings,
-            metric=options.metric,
-            mode=options.mode,
-            judges=options.judges,
-            rounds=options.rounds,
-            seeds=options.seeds,
-            participation=options.participation,
-            overrides=rest,
-            jobs=options.jobs,
-            threads=None,
-            say=printer(silent),
-            wait=partial(waiting, quiet=silent),
-        )
+        wait = partial(waiting, quiet=silent)
+        rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(silent), wait=wait)
     done_waiting()
     if rank:
         return

@@ -144,17 +144,9 @@ def partition_data(
     check_full_batches(splits, train_options)
     source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
     train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
+    val, classes = _val_loader(source, train, splits.server_val, eval_options), replace(classes, labels=noisy)
     return FederatedData(
-        train=train,
-        val=_val_loader(source, train, splits.server_val, eval_options),
-        test=source.test,
-        splits=splits,
-        classes=replace(classes, labels=noisy),
-        train_options=train_options,
-        eval_options=eval_options,
-        differs=differs,
-        columns=source.columns,
-        by_rarity=source.by_rarity,
+        train, val, source.test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
     )
 
 
@@ -233,8 +225,7 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
-        least = samples.index(min(samples))
-        called = client_called(least, splits.names, "Client")
+        called = client_called(samples.index(min(samples)), splits.names, "Client")
         raise ConfigurationError(
             f"{called} has {min(samples)} samples, not one full batch of {size}. Lower batch_size to {min(samples)}, "
             "or set drop_last to false."

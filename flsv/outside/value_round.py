@@ -236,12 +236,9 @@ class _Cohort:
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return the values of a list or mapping in the order of the updates; an empty list for None.
+        """Return the values ``given`` in a list or by client in the order of the updates; an empty list for None.
 
-        Args:
-            given: the values, one per client that took part.
-            argument: the name of the argument, for messages.
-        """
+        ``argument`` is the name of the argument, for messages."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -254,8 +251,8 @@ class _Cohort:
         return [given[key] for key in expected]
 
     def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
-        """Return the clients' numbers of samples, int64 ``[k]``, and weights in the aggregation, float64 ``[k]``; where
-        nothing is given, 1 for each client, and each one's share of the samples."""
+        """Return the clients' numbers of samples, int64 ``[k]``, by default 1, and weights in the aggregation, float64
+        ``[k]``, by default each one's share of the samples."""
         counts = torch.tensor([int(count) for count in self._numbers(num_samples, "num_samples", Count)])
         counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
         shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)

@@ -64,9 +64,8 @@ def _today(name: str) -> str:
 def moved_class(package: str, name: str) -> Any:
     """Return the class that a package has had under a name in 1.1, for the package's ``__getattr__``."""
     old = f"{package}.{name}"
-    if old not in MOVED_CLASSES:
+    if not (today := MOVED_CLASSES.get(old)):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    today = MOVED_CLASSES[old]
     warnings.warn(f"{old} is called {today}.{name}; its old name ends in 2.0.", DeprecationWarning, stacklevel=2)
     return getattr(import_module(today), name)
 

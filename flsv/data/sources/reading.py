@@ -54,14 +54,15 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
     said, options = reader.remedied(columns, found)
     more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED + 1 else []
     shown = [*said[: _LISTED if more else None], *more]
+    if found.problems and len(said) > 1:
+        shown = [f"{len(said)} problems with the columns:", *(f"  - {each}" for each in shown)]
+    if options:
+        remedy = "These options solve them" if found.problems else "If so, set these options"
+        shown += [f"{remedy} (in Python columns={{...}}):", options]
     if found.problems:
-        if len(said) > 1:
-            shown = [f"{len(said)} problems with the columns:", *(f"  - {each}" for each in shown)]
-        way_out = ["These options solve them (in Python columns={...}):", options] if options else []
-        raise ConfigurationError("\n".join([*shown, *way_out]))
+        raise ConfigurationError("\n".join(shown))
     if said:
-        way_out = ["If so, set these options (in Python columns={...}):", options] if options else []
-        rank_zero_warn("\n".join([*shown, *way_out]))
+        rank_zero_warn("\n".join(shown))
     _warn(table, found.cards, fit, columns)
     return found.cards
 
