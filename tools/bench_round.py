@@ -1,24 +1,30 @@
 """What a federated round costs over plain PyTorch, and what in-run data Shapley adds to it.
 
     python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5]
+    python tools/bench_round.py --images 64
     python tools/bench_round.py --in-run
+    python tools/bench_round.py --memory [--repeats 5]
 
-10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
-fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plain PyTorch loop on preloaded tensors, Lightning's own
-Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of ``ClassifierClient``, with
-class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. ``--in-run``: the
-same federation with ``InRunValues`` and 400 validation images, by ``every``, in ratios to the one without. Reads
-``$FLSV_DATA_ROOT``; without it, random images of the same size.
+10 clients x 600 (``--images``) Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool,
+conv5-20, pool, fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plain PyTorch loop on preloaded tensors,
+Lightning's own Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of
+``ClassifierClient``, with class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one
+process. ``--in-run``: the same federation with ``InRunValues`` and 400 validation images, by ``every``, in ratios to
+the one without. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size. ``--memory``: the largest memory
+of a process that trains 8 clients for 3 rounds by Adam, with 10 million parameters, beside Lightning's Trainer on one
+model. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import resource
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -79,13 +85,13 @@ class Own(L.LightningModule):
 
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Federated averaging and nothing else."""
-    clients = list(torch.randperm(len(x)).view(CLIENTS, IMAGES))
+    clients = list(torch.randperm(len(x)).view(CLIENTS, -1))
     return [wall for wall, _ in plain_rounds(network().to(x.device), x, y, clients, rounds, 0.01, BATCH)]
 
 
 def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network) -> list[float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
-    timer, parts = RoundTimer(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
+    timer, parts = RoundTimer(), torch.randperm(len(x)).view(CLIENTS, -1)
     batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
     with tempfile.TemporaryDirectory() as folder:
         quiet_trainer(folder, rounds, [timer]).fit(client(network), DataLoader(batches, batch_size=None))
@@ -139,16 +145,54 @@ def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, ever
     return timer.processor
 
 
+class Large(Own):
+    """Of 10 million parameters, with Adam."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-4)
+
+
+def large() -> nn.Module:
+    return MLP(num_classes=10, input_shape=(1, 28, 28), hidden=(2816, 2816))
+
+
+def memory(state: Literal["reset", "persist"] | None) -> int:
+    """Largest memory of this process in MiB, by what becomes of optimizers' state; None: of a Trainer alone."""
+    be_quiet()
+    samples = TensorDataset(torch.randn(8 * BATCH, 1, 28, 28), torch.randint(10, (8 * BATCH,)))
+    data: Any = DataLoader(samples, BATCH)
+    callbacks: list[L.Callback] = []
+    if state is not None:
+        data = FederatedDataModule(samples, IIDPartitioner(8), batch_size=BATCH, splits=Splits(server_val=0))
+        callbacks = [FederatedLoop(optimizer_state=state, reporting=Reporting(table=False, figures=0))]
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, 3, callbacks).fit(Large(large), data)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def memories(repeats: int) -> None:
+    """Print the largest memory of processes that are made anew, in turns."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # freed tensors are given back at once: no chance in the figures
+    names = {"Lightning's Trainer alone": None, "optimizers reset": "reset", "optimizers persist": "persist"}
+    for name, state in [*names.items()] * repeats:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(f"{name}: {pool.apply(memory, (state,))} MiB", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5, help="how often each is run, turn by turn")
+    parser.add_argument("--images", type=int, default=IMAGES, help="of each client")
     parser.add_argument("--in-run", action="store_true", help="what in-run values add")
+    parser.add_argument("--memory", action="store_true", help="the largest memory, of 10 million parameters")
     options = parser.parse_args()
+    if options.memory:
+        return memories(options.repeats)
     be_quiet()
     rounds, network = options.rounds, {"lenet": lenet, "mlp": mlp}[options.network]
-    x, y = images()
+    x, y = images(CLIENTS * options.images)
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: plain(x, y, rounds, network),
         "Lightning's Trainer alone": lambda: trainer_alone(x, y, rounds, network),

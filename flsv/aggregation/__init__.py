@@ -1,5 +1,7 @@
-"""Aggregators: rules that combine the clients' models into the next global model; no rule that changes one client's
-update (filters) or gives clients models of their own (personalization).
+"""Aggregators: rules that combine the clients' models into the next global model.
+
+Rules that change a single client's update are in ``filters``, rules that give clients models of their own in
+``personalization``.
 """
 
 from flsv.aggregation.base import Aggregator

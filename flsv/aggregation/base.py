@@ -13,12 +13,15 @@ from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
-    """Base class of aggregators. A linear aggregator overrides :meth:`weights`; any other overrides :meth:`aggregate`.
+    """Base class of aggregators, which combine the models of a round's clients into the next global model.
+
+    The server calls :meth:`aggregate` once a round, after the filters and the metrics that need no aggregate. A linear
+    aggregator overrides :meth:`weights` only, any other both methods.
 
     Args:
-        server_lr: share of the way to the aggregate that the global model moves. Its buffers (BatchNorm's statistics)
-            move all the way. The server applies ``server_lr``, so that a subclass need not; with a subclass that lacks
-            this argument the model moves all the way.
+        server_lr: the server's learning rate: the next global model is x + server_lr (a - x), with x the global model
+            and a the result of :meth:`aggregate`; its buffers (BatchNorm's statistics) are those of a. The server
+            applies ``server_lr``, so a subclass does not. A subclass may leave this argument out; it is then 1.
 
     Raises:
         ConfigurationError: ``server_lr`` is not positive.
@@ -34,13 +37,13 @@ class Aggregator(Strategy):
 
     @abstractmethod
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute the weights w_i ``[k]`` of the round's k clients in x + sum_i w_i (x_i - x), with x the global model
-        and x_i client i's model.
+        """Compute the weights w_i ``[k]`` of the round's k clients in the next global model x + sum_i w_i (x_i - x),
+        with x the global model and x_i client i's model.
 
         Args:
             round: the round, before aggregation.
-            contributions: the metrics' values; a metric that needs the aggregate still has its value of the previous
-                round.
+            contributions: ``{metric's name: values}``. A metric that needs the aggregate still has the values of the
+                previous round.
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:

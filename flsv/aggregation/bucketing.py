@@ -18,7 +18,8 @@ from flsv.utilities.declared import Count
 
 
 class Bucketing(Aggregator):
-    """Aggregator of the means of random buckets of ``size`` clients, which another aggregator combines.
+    """Aggregator that draws buckets of ``size`` clients at random and combines the buckets' means by another
+    aggregator.
 
     Means of several honest clients with different data differ less than the single updates, so that robust rules do not
     mistake these clients for attackers. The last bucket may be smaller. Members of a bucket have equal weights in its
@@ -27,8 +28,8 @@ class Bucketing(Aggregator):
 
     Args:
         aggregator: the aggregator that combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator
-            that reads a metric, the clients' identities or their numbers of steps is refused: a bucket has none of
-            these.
+            that reads a metric, the clients' identities or their numbers of steps is refused, since a bucket has none
+            of these.
         size: number of clients in a bucket, s in the paper, which is 2 in most of its experiments.
 
     Raises:

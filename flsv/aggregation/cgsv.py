@@ -16,8 +16,8 @@ from flsv.utilities.declared import Positive
 
 
 class CGSV(Aggregator):
-    """Aggregate x + u_N, with x the global model, u_N = sum_i r_i u_i, and u_i = scale d_i / |d_i| the normalized
-    update of client i.
+    """Aggregator with the result x + sum_i r_i u_i, where x is the global model, r_i the reputation of client i and
+    u_i = scale d_i / |d_i| its normalized update.
 
     The r_i are the reputations after the previous round; in the first round they are the clients' shares of the
     samples. The global model moves by at most ``scale``, however long the clients' updates are. With
@@ -31,8 +31,7 @@ class CGSV(Aggregator):
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
         scale: length of a normalized update, the paper's Gamma. As the step size of the whole federation it should be
             near the length of the clients' updates.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the scale is not above 0.

@@ -17,7 +17,7 @@ from flsv.utilities.declared import Positive
 
 
 class DivergenceWeighted(Aggregator):
-    """Average with weights proportional to N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+    """Average of the clients' models, weighted by N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
 
     N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
     computes its F_k itself and sends this number to the server; its class histogram stays at the client.
@@ -27,11 +27,10 @@ class DivergenceWeighted(Aggregator):
         b: constant added to every client's weight.
         kind: kind of divergence, ``"kl"`` (nats) or ``"l2"``.
         reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
-            whole federation's label counts, which are then sent to the clients (as secure aggregation would).
-        normalize_divergence: whether to scale the cohort's F to sum to 1. Without it, most weights of the paper's own
+            whole federation's label counts, which every client then learns (as from secure aggregation).
+        normalize_divergence: whether to scale the cohort's F_k to sum to 1. Otherwise most weights in the paper's own
             experiments would be negative.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the kind or reference is unknown, or a or b is not finite.

@@ -1,7 +1,7 @@
 """FedAdam and FedYogi: adaptive optimizers at the server.
 
-Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. It is not ``torch.optim.Adam``: it has no bias
-correction and starts v at tau^2 (the paper: at tau^2 or above), so it has an optimizer of its own here. The paper's
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. Unlike ``torch.optim.Adam``, the algorithm has
+no bias correction and starts v at tau^2 (the paper: at tau^2 or above): :class:`AdaptiveServer`. The paper's
 FedAdagrad is ``torch.optim.Adagrad(initial_accumulator_value=tau**2, eps=tau)`` in a
 :class:`flsv.aggregation.ServerOptimizer`.
 """
@@ -110,7 +110,7 @@ class AdaptiveServer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take the server's step of one round."""
+        """Take the server's step of one round; parameters without a gradient stay unchanged."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None:

@@ -22,8 +22,7 @@ class FedAvg(Aggregator):
     Args:
         weighting: the clients' weights: ``"samples"``, in proportion to their numbers of samples (McMahan et al.), or
             ``"uniform"``, equal.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedAvg(weighting="uniform")

@@ -6,8 +6,8 @@ staleness weights of its experiments.
 flsv simulates FedBuff in rounds. A round stands for a full buffer: the sampler draws the K clients whose updates have
 arrived. Each of them has trained from the model that it downloaded when its previous update arrived; since then the
 server has made tau steps. The paper draws the durations of training; here the sampler determines them: a client that is
-rarely drawn is slow. The training itself is computed in the round of arrival, which affects only the clock; every
-client's first update starts from the current model.
+rarely drawn is slow. The training itself is computed in the round in which the update arrives, which changes no
+result. Every client's first update starts from the current model.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from flsv.utilities.host_copies import on_host
 
 
 class FedBuff(Aggregator):
-    """Aggregate x + 1/K sum_i s(tau_i) d_i, with x the global model, d_i the updates of the round's K clients, tau_i
-    the number of the server's steps since client i downloaded its model, and s(tau) = 1 / (1 + tau)^exponent.
+    """Aggregator with the result x + 1/K sum_i s(tau_i) d_i, where x is the global model, d_i the update of client i of
+    the round's K clients, tau_i the number of the server's steps since client i downloaded its model, and
+    s(tau) = 1 / (1 + tau)^exponent.
 
     As in the paper, the weights do not sum to 1: stale updates move the model less. Buffers (BatchNorm's statistics)
     are averaged with weights that sum to 1. ``server_lr`` is the paper's server learning rate. Requires the
-    personalizer :class:`StaleStarts`, from which the clients get their old models: ``configs/fedbuff.yaml``.
+    personalizer :class:`StaleStarts`, which lets clients start from their old models: ``configs/fedbuff.yaml``.
 
     Args:
         exponent: exponent of the staleness weight; 0.5 in the paper; with 0 staleness has no effect.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the exponent is negative; before training: the personalizer is not :class:`StaleStarts`.
@@ -66,7 +66,8 @@ class FedBuff(Aggregator):
             )
 
     def staleness(self, round: Round) -> Tensor:
-        """Count the server's steps since each client of the round downloaded its model, int64 ``[k]``."""
+        """Return, for each of the round's k clients, the number of the server's steps since it downloaded its model,
+        int64 ``[k]``."""
         now, ids = round.round_index, on_host(round.client_ids)
         # A client that has not sent anything yet started from the current model.
         steps = [now - self._versions.get(client, now) for client in ids]
@@ -86,7 +87,7 @@ class FedBuff(Aggregator):
 
 
 class StaleStarts(Personalizer):
-    """Start points for FedBuff: the global model of the round in which a client's last update arrived.
+    """Personalizer of FedBuff: a client starts from the global model after the round of its last update.
 
     The server stores one model for every client that has taken part.
 

@@ -16,18 +16,17 @@ from flsv.utilities.declared import Positive
 
 
 class FedCE(Aggregator):
-    """Aggregate x + sum_i c_i d_i, with x the global model, d_i client i's update and c_i its contribution as estimated
-    in earlier rounds; in the first round the weights are equal.
+    """Aggregator with the result x + sum_i c_i d_i, where x is the global model, d_i client i's update and c_i its
+    contribution as estimated in earlier rounds; in the first round the weights are equal.
 
-    The authors' code includes the directions of the current round's updates in the weights. Here these directions are
-    included from the next round on, and in both implementations the clients' errors, too. Choices that the paper, which
-    has full participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an estimate
-    gets the mean of the others' estimates.
+    In the authors' code the directions of the current round's updates already affect the weights; here they do so from
+    the next round on. The clients' errors affect the weights from the next round on in both. Choices that the paper,
+    which has full participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an
+    estimate gets the mean of the others' estimates.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedCE()

@@ -22,8 +22,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):
-    r"""Aggregate x + tau_eff sum_i p_i (x_i - x) / |a_i|, with x the global model, x_i client i's model, p_i its share
-    of the samples, |a_i| its effective number of local steps, and tau_eff = sum_i p_i |a_i|.
+    r"""Aggregator with the result x + tau_eff sum_i p_i (x_i - x) / |a_i|, where x is the global model, x_i client i's
+    model, p_i its share of the samples, |a_i| its effective number of local steps, and tau_eff = sum_i p_i |a_i|.
 
     After tau_i steps of SGD with gradients g_ik and momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik
     with a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. The sum |a_i| of the a_ik is tau_i without
@@ -74,8 +74,8 @@ class FedNova(Aggregator):
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
-    """Compute |a_i| for each of k clients, the sum of the weights that its gradients have in its update, float64
-    ``[k]``.
+    """Compute each client's effective number of local steps |a_i|, float64 ``[k]``: the sum of the weights that its
+    gradients have in its update.
 
     Args:
         num_steps: the clients' numbers of local steps tau_i, integers ``[k]``.

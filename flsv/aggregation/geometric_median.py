@@ -19,9 +19,9 @@ class GeometricMedian(Aggregator):
 
     x_i is client i's model, and alpha_i its share of the samples.
 
-    Each step computes a weighted average with weights alpha_i / max(nu, |z - x_i|). So the result is a weighted
-    average, too, and the weights of the last step are the clients' weights. Distances are computed over the parameters,
-    in float64; buffers (BatchNorm's statistics) are averaged with the same weights.
+    Each step sets z to the average of the x_i with weights alpha_i / max(nu, |z - x_i|). The weights of the last step,
+    scaled to sum to 1, are the clients' weights. Distances are computed over the parameters, in float64; buffers
+    (BatchNorm's statistics) are averaged with the same weights.
 
     The paper leaves the first z open. The plain average is not a safe choice: one update of length 1e30 moves it so far
     that ten steps do not bring it back. Here the first z is the average of the updates, each shortened to the median
@@ -31,8 +31,7 @@ class GeometricMedian(Aggregator):
         smoothing: nu > 0, the distance below which a client's weight no longer grows.
         iterations: the largest number of steps; the paper finds 3 to be enough.
         tolerance: relative decrease of the objective below which the iteration ends.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: an argument is out of range.

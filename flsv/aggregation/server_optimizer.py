@@ -24,14 +24,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class ServerOptimizer(FedAvg):
-    """Aggregator whose optimizer moves the global model along the clients' mean update.
+    """Aggregator whose optimizer takes a step along the clients' mean update.
 
     The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
-    optimizer's learning rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as
-    with FedAvg; ``server_vector`` and ``server_update`` include the optimizer's step.
+    optimizer's learning rate takes the place of ``server_lr``. Metrics of the clients' updates are the same as with
+    FedAvg; a round's ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
-        optimizer: function from a list of tensors to an optimizer, such as
+        optimizer: function that makes an optimizer of a list of tensors, such as
             ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; in a configuration file, an optimizer's ``class_path``
             and ``init_args``.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.

@@ -36,8 +36,7 @@ class ShapFedWA(Aggregator):
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
         weighting: factor on gamma: ``"uniform"``: 1, as in the paper; ``"samples"``: the client's number of samples.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the weighting is unknown.
@@ -68,9 +67,7 @@ class ShapFedWA(Aggregator):
         return torch.where(total > 0, gamma / total, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute the clients' contributions gamma ``[k]`` of earlier rounds, not yet normalized over the round's k
-        clients.
-        """
+        """Compute the round's k clients' contributions gamma ``[k]`` from earlier rounds, not scaled to sum to 1."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

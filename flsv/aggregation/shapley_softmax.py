@@ -20,8 +20,8 @@ from flsv.utilities.declared import Positive
 
 
 class ShapleySoftmax(Aggregator):
-    """Aggregate x + step sum_i s_i d_i, with x the global model, d_i client i's update and s = softmax(value /
-    temperature) over the round's clients.
+    """Aggregator with the result x + step sum_i s_i d_i, where x is the global model, d_i client i's update and
+    s = softmax(value / temperature) over the round's clients.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.
@@ -34,8 +34,7 @@ class ShapleySoftmax(Aggregator):
             gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
         step: total weight of the clients, in (0, 1]; the global model x has the rest.
         temperature: divisor of the values, above 0.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the step is outside (0, 1], or the temperature is not above 0; before training: the metric

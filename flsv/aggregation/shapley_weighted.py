@@ -16,20 +16,19 @@ from flsv.utilities.declared import Positive
 
 
 class ShapleyWeighted(Aggregator):
-    """Aggregate x + sum_i (w_i / p_i) d_i over the round's clients, with x the global model, d_i client i's update and
-    w_i = value_i / (sum of the values of *all* clients).
+    """Aggregator with the result x + sum_i (w_i / p_i) d_i over the round's clients, where x is the global model, d_i
+    client i's update, w_i = value_i / (sum of the values of *all* clients) and p_i its probability to be drawn.
 
-    Dividing by the inclusion probabilities p_i makes the sum over the cohort an unbiased estimate of the sum over all
-    clients (Horvitz and Thompson), as in the paper. The total weight then changes with the cohort; ``normalize=True``
-    makes the total 1 (the self-normalized estimate, which has a small bias and less variance).
+    Dividing by p_i makes the sum over the cohort an unbiased estimate of the sum over all clients (Horvitz and
+    Thompson), as in the paper. The total weight then changes with the cohort; ``normalize=True`` makes the total 1 (the
+    self-normalized estimate, which has a small bias and less variance).
 
     Args:
         metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
             count as 0. A client that never took part gets the metric's ``prior`` or, if there is no prior, the mean of
             the other clients' values.
         normalize: whether to scale the cohort's weights to sum to 1.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> ShapleyWeighted("value")

@@ -23,18 +23,17 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):
-    """Mean of the k clients' values in each entry of the model, without the b largest and the b smallest values, b =
-    floor(trim * k).
+    """Mean of the k clients' values in each entry of the model, without the b largest and the b smallest values, where
+    b = floor(trim * k).
 
     All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of the
-    averaged values. Buffers (BatchNorm's statistics) are averaged with these weights. If b = 0 for a cohort, its plain
-    mean is computed, with a warning.
+    values that are averaged over all entries. Buffers (BatchNorm's statistics) are averaged with these weights. If
+    b = 0 for a cohort although ``trim`` is above 0, its plain mean is computed, with a warning.
 
     Args:
         trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end; it should be at
             least the share of bad clients.
-        server_lr: share of the way to the aggregate that the global model moves, see
-            :class:`flsv.aggregation.Aggregator`.
+        server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: an argument is out of range; before training: ``trim`` is above 0 but leaves out no client.
@@ -67,7 +66,8 @@ class TrimmedMean(Aggregator):
         return vector, weights
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Compute the trimmed mean of the parameters, and each client's share of the values in it, ``[k]``."""
+        """Return the trimmed mean of the parameters, and the clients' shares of the values that are averaged,
+        ``[k]``."""
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(

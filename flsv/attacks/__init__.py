@@ -1,5 +1,6 @@
-"""Attacks: changes that malicious clients make to their updates, one file each; no defence (filters), and no fault of
-data (data).
+"""Attacks: changes that malicious clients make to their updates, one file per attack.
+
+Defences are in ``filters``, faults of clients' data in ``data``.
 """
 
 from flsv.attacks.a_little_is_enough import ALittleIsEnough

@@ -18,13 +18,14 @@ class ALittleIsEnough(Collusion):
     """Collusion in which all colluders send, in each entry, the mean minus z standard deviations of the updates that
     they know.
 
-    With k clients and m colluders, s = floor(k / 2 + 1) - m honest clients are needed for a majority; z is the largest
-    number for which s honest clients are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m), with
-    Phi the distribution function of the normal distribution. With a majority of colluders (s <= 0) nothing bounds z,
-    and s = 1 is used. A single colluder that knows only its own update, whose spread is 0, sends this update.
+    With m colluders among k clients, the colluders need s = floor(k / 2 + 1) - m honest clients for a majority. The
+    paper's z is the largest number for which s honest clients are expected to lie farther from the mean:
+    Phi(z) = (k - m - s) / (k - m), with Phi the distribution function of the normal distribution. If the colluders are
+    a majority themselves (s <= 0), nothing bounds z, and s = 1 is used. A single colluder that knows only its own
+    update, whose spread is 0, sends this update.
 
     Args:
-        z: the number of standard deviations from the mean; None: the paper's number, see :func:`largest_z`.
+        z: the number of standard deviations from the mean; by default the paper's, see :func:`largest_z`.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.

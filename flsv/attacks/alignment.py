@@ -60,7 +60,7 @@ class Alignment(Attack):
         return update if before is None else self.turned(update, start - before.to(start))
 
     def turned(self, update: Tensor, step: Tensor) -> Tensor:
-        """Turn ``update [P]`` towards ``step [P]``, keeping its length."""
+        """Return ``update [P]`` turned towards ``step [P]``, with the same length."""
         length, far = update.norm(), step.norm()
         if length == 0 or far == 0:
             return update

@@ -22,7 +22,7 @@ class Attack(ClientChoice, Upload):
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients and of all noise; None: the seed of ``seed_everything``.
+        seed: seed of the choice of clients and of all noise; by default the seed of ``seed_everything``.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -37,7 +37,7 @@ class Attack(ClientChoice, Upload):
     """
 
     place = 0
-    #: Whether the client trains at all. Without training its buffers (BatchNorm's statistics) stay as they were.
+    #: Whether the attacking client trains. If not, it sends its buffers (BatchNorm's statistics) unchanged.
     trains: bool = True
 
     @abstractmethod
@@ -48,7 +48,8 @@ class Attack(ClientChoice, Upload):
             update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device;
                 not to be changed in place. Buffers are not included: a flipped or scaled running variance would turn
                 negative and the model's outputs NaN, which is a different attack.
-            context: the client and the round; its start point in ``start``, its memory between rounds in ``state``.
+            context: the client and the round, with the client's start point (``start``) and the tensors that it keeps
+                between rounds (``state``).
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 

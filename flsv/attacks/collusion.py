@@ -1,4 +1,4 @@
-"""Collusion: base class of attacks by several clients together, which know updates before they are sent."""
+"""Collusion: base class of attacks by several clients together, who know updates before these are sent."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class Collusion(ClientChoice, Upload):
     """Base class of attacks by several clients together, after the cohort has trained. Subclasses override
     :meth:`collude`.
 
-    Colluders ignore the federation's clipping, noise and compression: an attack of this kind comes last among the
-    uploads, and its result is sent unchanged. The simulation needs all updates of the cohort in one place, all measured
-    from the same model: in one process or on ranks. With clients at sites or a personalizer, a collusion is refused.
+    Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
+    and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one process, or
+    ranks), and all clients must start from the global model. So a collusion is refused with clients at sites or a
+    personalizer.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
-        knows: the honest updates that colluders see: the colluders' own updates (``"colluders"``), or those of all
-            clients of the round (``"all"``), as by eavesdropping.
+        knows: whose updates the colluders see before they attack: ``"colluders"``: their own only; ``"all"``: those of
+            all clients of the round, as by eavesdropping.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -57,11 +58,11 @@ class Collusion(ClientChoice, Upload):
 
     @abstractmethod
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
-        """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one for each.
+        """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
         Args:
-            updates: the honest updates that the colluders know, floating-point ``[j, P]``, without buffers; not to be
-                changed in place.
+            updates: the j updates that the colluders know, see ``knows``, floating-point ``[j, P]``, without buffers;
+                not to be changed in place.
             colluders: number of colluders in the cohort, at least one.
             cohort: number of clients in the cohort.
             generator: CPU generator that depends on ``seed`` and the round.
@@ -102,14 +103,14 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Check that colluders can compare each other's updates.
+    """Check that all clients start from the global model if there is a collusion.
 
     Args:
         uploads: the loop's uploads.
-        personalizer: the loop's personalizer; None if all clients start from the global model.
+        personalizer: the loop's personalizer, or None if there is none.
 
     Raises:
-        ConfigurationError: there are colluders, and clients start from models of their own.
+        ConfigurationError: there are a collusion and a personalizer.
     """
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:

@@ -22,8 +22,8 @@ class FreeRider(Attack):
 
     Args:
         mode: ``"zero"`` sends an update of zeros; ``"noise"`` sends an update in a uniformly random direction.
-        scale: norm of the noise, above 0, in units of the norm of the update that training would have given (a real
-            free-rider would guess it from the steps of the global model). Only for ``"noise"``.
+        scale: norm of the noise, above 0, in units of the norm of the update that training would have given. (A real
+            free-rider would have to guess that norm from the steps of the global model.) Only for ``"noise"``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.

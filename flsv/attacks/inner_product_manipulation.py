@@ -16,15 +16,15 @@ from flsv.utilities.declared import Positive
 
 
 class InnerProductManipulation(Collusion):
-    """Collusion in which all colluders send a vector of length c median |d| in the direction opposite to the mean of d,
-    with d the updates that they know.
+    """Collusion in which all colluders send the same vector. It points in the direction opposite to the mean of the
+    updates d that they know, and its length is c median |d|.
 
     With equal weights and m colluders in a cohort of k, the model moves backwards as soon as c m > (k - m) |mean| /
     median |d|: two of eight clients need c = 3 at most. A metric of agreement with the aggregate then gives positive
     values to the colluders only.
 
     Args:
-        length: c, the length in medians. By default just below five medians, from which on
+        length: c, the length in medians. The default is just below five medians, from which on
             :class:`flsv.filters.OutlierFilter` can name a client.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.

@@ -17,11 +17,11 @@ Direction = Literal["unit", "std", "sign"]
 
 
 class MinMax(Collusion):
-    """Collusion in which all colluders send mean + gamma p, with the mean of the updates d_i that they know, a
-    direction p, and the largest gamma for which max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|.
+    """Collusion in which all colluders send mean + gamma p, where mean is the mean of the updates d_i that they know, p
+    a direction, and gamma the largest number for which max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|.
 
     The paper searches for gamma with halving steps. Here it is computed exactly: each |mean + gamma p - d_i|^2 is a
-    parabola in gamma, and the result is the smallest of the larger roots at which a parabola reaches the bound.
+    parabola in gamma, which reaches the bound at two gammas, and the result is the smallest of the larger ones.
 
     Args:
         direction: the direction p: ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;

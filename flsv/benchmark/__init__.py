@@ -1,6 +1,5 @@
-"""``flsv bench``: every contribution metric compared with Shapley values from retraining every coalition; no metric and
-no estimator of its own.
-"""
+"""``flsv bench``: all contribution metrics compared with Shapley values from retraining every coalition. The only
+metrics defined here are baselines."""
 
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names

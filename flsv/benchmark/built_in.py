@@ -37,8 +37,8 @@ class BuiltInData(L.LightningDataModule):
     Args:
         name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
             regression).
-        merge: number of classes, counted from the first, that are merged into class 0.
-        keep: share in (0, 1] of each class's samples that are kept, after merging; None: all samples.
+        merge: number of classes, counted from the first, that are merged into class 0; 1 merges none.
+        keep: share in (0, 1] of each class's samples that are kept, after merging; None to keep all samples.
         val_fraction: share of the rows for the server's validation set, stratified by class.
 
     Raises:
@@ -94,7 +94,7 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 
     Args:
         targets: class of each row.
-        keep: share of the rows of each class to keep, at least two rows; None: all rows.
+        keep: share of the rows of each class to keep, at least two rows of each; None to keep all rows.
     """
     if keep is None:
         return np.arange(len(targets))
@@ -106,7 +106,7 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 
 
 class Duplicates(Corruption):
-    """Corruption by which clients replace most of their samples by copies of the others, so that their number stays the
+    """Corruption that replaces most samples of a client by copies of its other samples, so that their number stays the
     same.
 
     Of a client's n samples, the first ``ceil(unique * n)`` in a random order stay, and all others become copies of

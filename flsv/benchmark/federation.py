@@ -37,11 +37,11 @@ from flsv.utilities.errors import ConfigurationError
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out", "fresh")
-#: Share of their samples that clients hold out if they evaluate models for a metric.
+#: Share of their samples that clients hold out for validation if they evaluate models for a metric.
 CLIENT_VAL_FRACTION = 0.2
 
 
-#: Fields of a federation on which no metric's values depend.
+#: Fields of a federation that influence no metric's values.
 ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 
 
@@ -65,7 +65,7 @@ class Federation:
         bad: ``{kind: clients}``, the numbers of the bad clients by kind of badness.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
-        circles: 0: the ground truth uses all 2^n coalitions of the n clients. For more than about ten clients: the
+        circles: 0 if the ground truth uses all 2^n coalitions of the n clients. For more than about ten clients: the
             number of random circular orders of clients per training seed, from which coalitions are taken, see
             :mod:`flsv.benchmark.truth`.
         needs: paths, relative to ``root``, of the files that the federation needs.
@@ -130,7 +130,8 @@ class Federation:
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
-        """Return the federation's partitioned data; the same object at every call until :meth:`release`."""
+        """Return the federation's data, partitioned among its clients; all calls until :meth:`release` return the same
+        object."""
         return self._datamodule
 
     def release(self) -> None:
@@ -170,7 +171,7 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """This federation with a validation set of a fifth of the samples at each client, which corruptions do not
+        """This federation, with a fifth of each client's samples as its validation set, which corruptions do not
         change.
 
         It is this federation itself if the clients have validation sets already."""
@@ -200,7 +201,7 @@ class Federation:
         )
 
     def badness(self) -> dict[str, torch.Tensor]:
-        """Return ``{kind: clients}``, which clients have each kind of badness, bool ``[n]``."""
+        """Return ``{kind: mask}``; each mask, bool ``[n]``, is True for the clients with this kind of badness."""
         found = {}
         for kind, clients in self.bad.items():
             found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
@@ -259,7 +260,7 @@ def names(which: str | None = None) -> list[str]:
 
 
 def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Read federations by names, sets and files, and leave out federations whose data do not exist.
+    """Read federations given by names, sets and files; leave out those whose data do not exist.
 
     Args:
         given: names or files of federations, see :func:`federation`, or names of sets.

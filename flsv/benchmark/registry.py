@@ -63,7 +63,7 @@ class SampleCount(ContributionMetric):
         self.add_state("counted", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, num_samples: Tensor) -> None:
-        """Add a round: the numbers ``[k]`` of its k clients, and one value ``[k]`` of each."""
+        """Add a round: the ids ``[k]`` of its clients and their numbers of training samples ``[k]``."""
         self.counted = self.counted.clone()
         self.counted[client_ids] = num_samples.to(self.counted)
 
@@ -92,7 +92,7 @@ class TrainingLoss(SampleCount):
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
-        """Add a round: the numbers ``[k]`` of its k clients, and one value ``[k]`` of each."""
+        """Add a round: the ids ``[k]`` of its clients and their mean training losses ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
 
@@ -102,7 +102,7 @@ class TrainingLoss(SampleCount):
 
 
 def divergence(data: FederatedDataModule) -> Tensor:
-    """Compute the aggregation weights of Guo et al., ``[n]``: numbers of samples, reduced by the divergence of the
+    """Compute clients' weights by Guo et al., ``[n]``: numbers of samples, reduced by the divergence of a client's
     labels."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
 
@@ -155,7 +155,7 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
 
 
-#: From this number of clients on, coalitions of a round are sampled.
+#: From this number of clients on, a metric's estimator gets the budget of its entry, see :class:`Entry`.
 MANY = 11
 
 
@@ -178,8 +178,8 @@ class Entry:
             :func:`flsv.metrics.needs.needs_of` does not find.
         client_algorithm: class path of the client algorithm that the metric requires; it must not change the trained
             models.
-        per_client: budget of the estimator, in evaluations per client and round, with :data:`MANY` clients or more;
-            None: the metric's default.
+        per_client: budget of the metric's estimator for federations of :data:`MANY` clients or more, in evaluations per
+            client and round; None for the metric's default.
     """
 
     title: str
@@ -210,7 +210,8 @@ class Entry:
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
-        """Return a hash of the metric's class, arguments and code."""
+        """Return a hash of the metric's class, arguments and code, which tells whether stored values are still
+        valid."""
         said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
@@ -252,7 +253,8 @@ class Entry:
 
 
 def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
-    """Return a function that returns a hash of all settings of a federation and a metric, given their names."""
+    """Return a function that takes the names of a federation and a metric, and returns a hash of everything on which
+    the metric's values there depend."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key

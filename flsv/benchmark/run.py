@@ -22,7 +22,7 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run the metrics in a federation, or one fit without metrics, and return their values.
+    """Run the metrics in a federation and return their values; without metrics, run one fit.
 
     All metrics share one fit, except that metrics for which clients train more or hold out samples have separate fits.
     A metric that the federation refuses is left out. If a fit with several metrics fails, each metric gets a separate
@@ -76,8 +76,8 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 
 
 def _coalitions(metric: Metric) -> str:
-    """Return the option ``coalitions`` of a metric for which clients train coalitions; an empty text for other
-    metrics."""
+    """Return the option ``coalitions`` of a :class:`flsv.metrics.ShadowShapley`, for which clients train coalitions; ""
+    for other metrics."""
     return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 
@@ -145,7 +145,7 @@ def bench(
         federations: ``{name: (federation, its ground truth)}``.
         entries: ``{name: entry}`` of the metrics.
         seeds: number of runs of each federation; the seeds are 0, 1, ...
-        folder: folder in which values are stored, so that they are not computed again; None: nothing is stored.
+        folder: folder in which values are stored, so that they are not computed again; None to store nothing.
         say: function that is called with a message after every fit.
 
     Returns:

@@ -38,7 +38,7 @@ def spearman(values: Tensor, truth: Tensor) -> float:
     It is 0 if all values are equal, because then they do not rank the clients.
 
     Args:
-        values: ``[n]``, the metric's values; clients without a value (NaN) share the last rank.
+        values: ``[n]``, the metric's values; clients without a value (NaN) get the smallest value of the others.
         truth: ``[n]``, the true values.
 
     Example:
@@ -148,7 +148,7 @@ class Values:
 
     Args:
         values: ``{metric: values}``, the clients' values ``[n]``.
-        refused: ``{metric: reason}``, why a metric has no values in this federation.
+        refused: ``{metric: reason}`` for the metrics that cannot be used in this federation.
         seconds: ``{metric: seconds}``, processor time of a metric's updates, including evaluations; only for metrics
             that had a separate fit.
         evaluations: ``{metric: number}``, how many coalitions a metric evaluated.
@@ -189,7 +189,7 @@ class BenchResults:
     Stored values are not computed again. Errors and refusals are not stored in the file.
 
     Args:
-        folder: folder of ``values.csv``; None: nothing is stored.
+        folder: folder of ``values.csv``; None to store nothing.
         identity: function that returns a hash of all settings on which values depend, given the names of a federation
             and a metric, see :func:`flsv.benchmark.registry.identity_of`. Stored rows with another hash are ignored.
 

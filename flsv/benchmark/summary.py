@@ -97,7 +97,8 @@ def covered(results: BenchResults, federations: Known, metric: str) -> float:
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Return for each client with an interval whether the interval contains the client's value."""
+    """Return a list of bools, one for each client that has an interval: whether its interval (low and high ends
+    ``[n]``) contains its ``value [n]``."""
     low, high = interval
     known = (low == low) & (high == high)
     # An end equals the value if nothing has varied: rounding must not exclude the value.
@@ -206,8 +207,8 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations with the truth over the seeds: a table with a row per metric and a column per
-    federation."""
+    """Average the rank correlations in ``scores``, see :func:`scores_of`, over the seeds; return a table with a row per
+    metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
@@ -222,7 +223,7 @@ def costs(
     Args:
         federation: the federation in which costs are measured.
         entries: ``{name: entry}`` of the metrics.
-        path: CSV file in which costs are stored; stored costs are not measured again. None: nothing is stored.
+        path: CSV file in which costs are stored, so that they are not measured again; None to store nothing.
         say: function that is called with a message for each metric.
 
     Returns:

@@ -52,7 +52,7 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 FOLDER = Path(__file__).parent / "truths"
 #: Training seeds of the ground truth; no metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
-#: Number of coalitions trained at the same time, and largest number of clients for which all coalitions are trained.
+#: Number of coalitions trained at once; and largest number of clients for which all coalitions are trained.
 CHUNK, MOST_CLIENTS = 192, min(10, MAX_EXACT_PLAYERS)
 
 
@@ -63,7 +63,7 @@ class Truth:
     Args:
         seeds: the s seeds with which coalitions were trained.
         values: float64 ``[s, n]``, the Shapley values for each seed.
-        trained: number of coalitions trained with each seed.
+        trained: number of coalitions trained with a seed; if seeds differ, the largest number.
         utilities: float64 ``[s, 2^n]``, utilities of all coalitions, where bit i of a coalition's number stands for
             client i; None if only some coalitions were trained.
 
@@ -104,7 +104,7 @@ class Truth:
 
     @property
     def ceiling(self) -> float:
-        """Mean rank correlation of one seed's values with the mean values of the other seeds.
+        """Mean, over the seeds, of the rank correlation of a seed's values with the mean values of the other seeds.
 
         A metric of a single run can hardly exceed it. It is NaN for a single seed. If coalitions are sampled, the
         sampling error makes it too low."""
@@ -160,8 +160,8 @@ def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
 
 
 def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
-    """Return the K distinct coalitions along a seed's circles, bool ``[K, n]``; the empty and the full coalition come
-    first.
+    """Return the K distinct coalitions whose members stand side by side on one of a seed's circles, bool ``[K, n]``;
+    the empty and the full coalition come first.
 
     Example:
         >>> arcs(20, seed=100, circles=2).shape
@@ -174,7 +174,7 @@ def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
 
 
 def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: int) -> Tensor:
-    """Compute an estimate of the Shapley values from each circle, float64 ``[circles, n]``.
+    """Estimate the Shapley values once from each circle; return the estimates, float64 ``[circles, n]``.
 
     Every estimate is unbiased; its sum over the clients is the utility of all clients minus that of no client.
 
@@ -250,10 +250,10 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
 
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
-    """Return hashes of the settings on which a coalition's utility depends, by name.
+    """Return ``{name: hash}`` of the settings on which a coalition's utility depends.
 
     For tables outside of the package, data and versions are included. The location of the data and the number of
-    coalitions are not.
+    circles are not.
     """
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)

@@ -167,8 +167,8 @@ def kept_private(local: LocalData) -> dict[str, Tensor]:
 
 
 def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
-    """Evaluate K models, vectors of P entries, ``[K, P]``, and return their scores by all three measures,
-    ``[K, 3]``."""
+    """Score K models, given as vectors ``[K, P]``, by accuracy, balanced accuracy and AUROC; return ``[K, 3]``, with
+    the scores in this order (:data:`MEASURES`)."""
     scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 

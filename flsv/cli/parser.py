@@ -202,8 +202,8 @@ class FederatedCLI(LightningCLI):
         print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print the first ``lines`` (default: all) of the text on where a fit's results are; print nothing without
-        files."""
+        """Print the first ``lines`` (None: all) lines of a text that names the fit's results and further commands.
+        Print nothing on other ranks than 0, or if the run writes no files (:func:`leaves_files`)."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 

@@ -176,8 +176,8 @@ class FederationConfig:
 
     @property
     def hides_starts(self) -> bool:
-        """Return whether clients' start points must be kept secret: a personalizer lets clients start from their own
-        models, which have no noise, while updates have."""
+        """Return whether a client must not reveal a start point of its own, which has no noise: there are a
+        personalizer and :class:`flsv.privacy.GaussianPrivacy`, which adds noise to updates."""
         return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property

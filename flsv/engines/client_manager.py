@@ -30,6 +30,7 @@ from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
+#: Function that returns the entries of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]
 
 
@@ -43,19 +44,19 @@ class ClientManager:
         data: the data module, with its samples assigned to clients.
         space: the map between the module and its vectors ``[P]``.
         store: the state that clients keep between rounds.
-        owners: the assignment of clients to processes; None: there is one process.
+        owners: the assignment of clients to processes; None if there is one process.
         first: the number of the data's first client in the federation and in ``store``.
         num_classes: the federation's number M of classes, for data of a single site, which may lack the last classes;
-            None: the number of classes in the data.
+            None for the number of classes in the data.
 
     Raises:
         ConfigurationError: the data have more classes than the federation.
 
     Attributes:
-        channel: counts the messages between server and clients.
-        locals: the clients' data by number, for the clients' own code.
-        clients: the clients by number, as the server sees them.
-        server: the server's validation set; None: it has none.
+        channel: counter of the messages between server and clients.
+        locals: each client's data by its number, for code that runs at the client.
+        clients: the clients by number, for code of the server: it can only ask them.
+        server: the server's data; None if it has no validation set.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class ClientManager:
             return local.model
 
     def forget(self, client: int) -> None:
-        """Forget the models and the changed state of a client in this round, as if it had not taken part."""
+        """Forget the models and the changed state that a client has in this round, as if it had not taken part."""
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
@@ -115,7 +116,7 @@ class ClientManager:
         Args:
             batches: pairs ``(x, y)``.
             private: a function that returns the entries of the client's model that are not shared and thus not in
-                vectors; None: all entries are shared.
+                vectors; None if all entries are shared.
         """
         if self._first is None:
             self._first = ModelEvaluator(
@@ -129,9 +130,9 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """Make an evaluator that scores models by any task's score on a client's split.
+        """Make an evaluator that scores models, given as vectors ``[P]``, on a client's split by a score of any task.
 
-        The first evaluator for each score is tried on a batch.
+        For each score, the first evaluator is tried out on a batch.
 
         Args:
             client: the client's number.
@@ -155,7 +156,7 @@ class ClientManager:
 
         Args:
             vector: ``[P]``, the model.
-            private: a function that returns the entries of the client's model that are not shared; None: all entries
+            private: a function that returns the entries of the client's model that are not shared; None if all entries
                 are shared.
         """
         module = self._trainer.lightning_module
@@ -176,10 +177,10 @@ class ClientManager:
         return self.module(vector)
 
     def tried(self, batches: Iterable[Any] | None = None) -> Replica:
-        """Copy the trainer's module and check on a batch that the copy computes the same outputs.
+        """Return a copy of the trainer's module after a check on a batch that it computes the same outputs.
 
         Args:
-            batches: pairs ``(x, y)``; None: those of the first client.
+            batches: pairs ``(x, y)``, of which the first is used; None for the first client's training batches.
 
         Raises:
             ConfigurationError: the outputs differ, see :func:`flsv.games.check_copies.check_copies`.
@@ -204,7 +205,7 @@ class ClientManager:
             global_vector: ``[P]``, the global model.
 
         Returns:
-            Models by client id, of the clients that would use another model than the global one.
+            ``{client id: model}`` for the clients that would use another model than the global one.
         """
         models = {}
         for client, instruction in instructions.items():

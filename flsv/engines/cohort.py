@@ -23,11 +23,11 @@ class CohortTraining:
     """The training of a cohort: switches a Trainer's module from client to client and collects the clients' updates.
 
     Args:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         manager: the clients' data.
 
     Attributes:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         updates: the clients' updates of the round so far, in the order in which clients trained.
         broken: ids of the clients that sent no update because their trained model was not finite.
         discarded: whether the round was stopped before its end, and is forgotten.
@@ -43,7 +43,7 @@ class CohortTraining:
         self._visited, self.discarded = 0, False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        """Begin a round, while the module and :attr:`global_vector` hold the global model.
+        """Begin a round; the module and :attr:`global_vector` must hold the global model.
 
         Args:
             loader: the round's batches.
@@ -67,7 +67,8 @@ class CohortTraining:
 
     @property
     def heard(self) -> set[int]:
-        """Return the ids of the clients that have got their instructions and answered."""
+        """Return the ids of the clients that have trained in this round, also of those whose trained model was not
+        finite."""
         return {*self.broken, *(update.client_id for update in self.updates)}
 
     @property
@@ -82,11 +83,12 @@ class CohortTraining:
 
     @property
     def matrix(self) -> Tensor:
-        """Return the models that the k clients in ``updates`` have sent, ``[k, P]``, in that order."""
+        """Return the models ``[k, P]`` that k clients have sent in this round, in the order of ``updates``."""
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Return the models ``[P]`` that clients have trained in this round, before uploads, by client id.
+        """Return ``{client id: model}``, the models ``[P]`` that clients have trained in this round, before uploads
+        change them.
 
         Clients that the server has excluded from the round have no entry."""
         models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
@@ -96,7 +98,7 @@ class CohortTraining:
         """Train the cohort's clients one after the other, or until the fit is told to stop.
 
         Args:
-            run: runs Lightning's epoch.
+            run: a function that runs Lightning's training epoch on one client's batches.
         """
         for visit in self._visits:
             data, samples = self._manager.locals[visit.client], int(self._samples[visit.client])
@@ -119,7 +121,7 @@ class CohortTraining:
         self._visited += 1
 
     def collude(self, colluders: Sequence[Collusion], num_clients: int, round_index: int) -> None:
-        """Replace the updates of colluding clients by the updates that the attacks compute, one attack after the other.
+        """Let each attack, one after the other, replace the updates of its colluding clients by those that it computes.
 
         Args:
             colluders: the attacks.
@@ -146,8 +148,8 @@ class CohortTraining:
                         local.set_models(local.start, local.model, vector, local.tell)
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget models and changed state of the clients whose updates the server has excluded, as if these clients had
-        not taken part."""
+        """Forget the models and the changed state of clients whose updates the server has excluded from the round, as
+        if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
             self.turn.shared.next_buffers = None  # the next global model keeps the counters of the round's start
         for client in clients:
@@ -162,7 +164,7 @@ class CohortTraining:
         """Forget an unfinished round and restore the model from before the round.
 
         Returns:
-            Whether the round had not been discarded before.
+            True if the round is discarded now; False if it was discarded before.
         """
         if self.discarded:
             return False
@@ -181,9 +183,9 @@ def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> st
     """Describe where an error happened, for an error message; the text counts rounds from 1.
 
     Args:
-        client: the number of the client that was training; None: the error happened at the server.
+        client: the number of the client that was training; None if the error happened at the server.
         round_index: the round's index, from 0.
-        names: the clients' names; none: clients are named by number only.
+        names: the clients' names; if empty, clients are named by number only.
 
     Example:
         >>> where(2, 5)

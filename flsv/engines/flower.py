@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 TESTED = "1.41"
 #: Seconds between two checks for replies.
 POLL = 0.25
-#: Flower's message types by the kind of packet.
+#: ``{kind of packet: Flower's type of the message}``.
 MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
 
 
@@ -203,8 +203,8 @@ def server_app(
         rounds: the number of rounds.
         num_classes: the number of classes, for metrics per class; the server does not see labels.
         class_names: the names of the classes.
-        datamodule: a function that makes the server's own data module, whose validation data serve to evaluate the
-            models of coalitions; None: the server has no data.
+        datamodule: a function that makes the server's own data module, on whose validation data coalitions' models are
+            evaluated; None if the server has no data.
         folder: the run's folder.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: the time in seconds that a site has for each message's work.

@@ -1,4 +1,5 @@
-"""A resident process that answers all messages to a site; Flower's process per message passes the message on to it."""
+"""A resident process that answers all messages to a site. Flower starts a process for every message, which passes the
+message on to it."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
         context: Flower's context of the message.
 
     Returns:
-        The results of :func:`_answered` in the resident process.
+        The reply, state and error that :func:`_answered` returned in the resident process.
 
     Raises:
         RuntimeError: the process does not start, or has died twice over this message.
@@ -146,7 +147,7 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Answer messages in the resident process until it is no longer needed; the process's start calls this."""
+    """Answer messages until the resident process is no longer needed; this is what the process runs."""
     app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     import_module(app.partition(":")[0])

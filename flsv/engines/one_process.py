@@ -119,14 +119,14 @@ class OneProcess:
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Refuse metrics that this engine cannot compute; here all are allowed.
+        """Raise an error if this engine cannot compute a metric; here it can compute all.
 
         Args:
             fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
             evaluating: the metrics, by name, for which clients evaluate models.
 
         Raises:
-            ConfigurationError: in other engines: a metric cannot be computed.
+            ConfigurationError: a metric cannot be computed (in other engines).
         """
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
@@ -137,7 +137,7 @@ class OneProcess:
             evaluating: the metrics, by name, for which clients evaluate models.
 
         Returns:
-            The evaluator of coalitions; None: no metric evaluates coalitions.
+            The evaluator of coalitions; None if no metric evaluates coalitions.
 
         Raises:
             ConfigurationError: a performance is not available for this module or data.
@@ -168,7 +168,8 @@ class OneProcess:
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
     def _try_evaluations(self, asking: Sequence[Any]) -> None:
-        """Try the evaluations that clients will do for ``ClientEvaluation``, and for these strategies and metrics."""
+        """Try out the evaluations that clients will do for ``ClientEvaluation``, and for the strategies and metrics in
+        ``asking``, on the first client."""
         if every := self._config.evaluation.every:
             test = self.data.client_loader(0, "test", shuffle=False)
             try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
@@ -183,7 +184,8 @@ class OneProcess:
         """Prepare for the training of clients, after the optimizers are set up.
 
         Args:
-            buffers: the counters and masks of a checkpoint, which vectors do not hold; None: the module keeps its own.
+            buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None to keep those of
+                the module.
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
@@ -207,8 +209,8 @@ class OneProcess:
             instructions: the server's message to every client of the cohort, by client id.
 
         Returns:
-            The cohort's training, which holds the clients' updates; None: the fit was told to stop before the cohort's
-            last batch.
+            The cohort's training, which holds the clients' updates; None if the fit was told to stop before the
+            cohort's last batch.
         """
         cohort = self.cohort
         cohort.begin_round(self._batches(), instructions, self.data.num_samples)
@@ -222,7 +224,8 @@ class OneProcess:
         return cohort
 
     def finish_epoch(self) -> None:
-        """Let Lightning end its epoch with the next global model, which the module holds: it validates and saves."""
+        """Let Lightning end its epoch, in which it validates and saves the next global model; the module holds this
+        model already."""
         self._epochs.finish()
 
     def commit(self) -> None:
@@ -230,13 +233,13 @@ class OneProcess:
         self.store.commit()
 
     def settle(self) -> None:
-        """Finish the round after the next cohort is drawn; here nothing is left to do."""
+        """Do what remains to be done after the next cohort is drawn; in this engine, nothing."""
 
     def discard(self) -> bool:
         """Forget an unfinished round.
 
         Returns:
-            Whether there was a round that had not been discarded before.
+            True if there was an unfinished round; False if there was none, or if it was discarded before.
         """
         self.store.discard()
         return self._cohort is not None and self._cohort.discard()
@@ -250,7 +253,7 @@ class OneProcess:
             instruct: a function that returns the server's next instructions for some clients.
 
         Returns:
-            Scores ``[n]`` of the federation's n clients, by the score's name.
+            ``{name of the score: scores [n]}`` of the federation's n clients.
         """
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
@@ -264,7 +267,7 @@ class OneProcess:
             instruct: a function that returns the server's next instructions for some clients.
 
         Returns:
-            Models by client id, of the clients that would use another model than the global one.
+            ``{client id: model}`` for the clients that would use another model than the global one.
         """
         return self._received(instruct)
 
@@ -282,7 +285,7 @@ class OneProcess:
                 write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
-        """Return the state that clients keep between rounds, by client id, for a checkpoint."""
+        """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""
         return self.store.state_dict()
 
     # ---- the end
@@ -311,7 +314,8 @@ class OneProcess:
         return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
-        """Return the loader of the batches that clients train on; in this engine it is the Trainer's loader."""
+        """Return the loader of the batches on which clients train; in this engine it is the Trainer's train
+        dataloader."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
@@ -327,7 +331,8 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """Base class of engines that train the cohort themselves; the Trainer then processes one idle batch per round."""
+    """Base class of engines that do not train the cohort by Lightning's training loop; the loop gets one idle batch per
+    round, which trains nothing."""
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)

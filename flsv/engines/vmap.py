@@ -25,7 +25,7 @@ from flsv.training.turn import Turn
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-#: Number of clients that are trained at once.
+#: Number of clients that are trained at once on a CPU, and on a GPU.
 ON_CPU, ON_GPU = 50, 256
 
 
@@ -46,11 +46,11 @@ class _Begun(NamedTuple):
 class VmapCohort(CohortTraining):
     """The training of a cohort in chunks of clients, each chunk as one batched model.
 
-    Every client's training begins and ends as in :class:`CohortTraining`, in the order of the cohort, with the client's
-    model in the module; in between the client's model is trained as a row of the batched model.
+    Every client's training begins and ends as in :class:`CohortTraining`, in the order of the cohort, while the module
+    holds the client's model. Between the two, the client's model is trained as a row of the batched model.
 
     Args:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         manager: the clients' data.
         seed: the run's seed.
         chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.
@@ -78,7 +78,8 @@ class VmapCohort(CohortTraining):
 
     @property
     def client(self) -> int | None:
-        """Return the id of the client whose training begins or ends; None: many clients are trained at once."""
+        """Return the id of the client whose training begins or ends at this moment; None while many clients are trained
+        at once."""
         return self._now
 
     @property
@@ -96,7 +97,8 @@ class VmapCohort(CohortTraining):
         add(self._trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _begin(self, place: int) -> _Begun:
-        """Begin the training of the cohort's client number ``place``, and return its model and batches."""
+        """Begin the training of the client at index ``place`` of the cohort; return its context, its model's tensors
+        and its batches."""
         visit = self._visits[place]
         self._now = visit.client
         client = visit.client
@@ -112,8 +114,8 @@ class VmapCohort(CohortTraining):
         return _Begun(turn, state, given)
 
     def _train(self, begun: list[_Begun]) -> None:
-        """Train a chunk of clients as one batched model, and end each client's training; if memory runs out, train the
-        halves of the chunk one after the other, and halve the later chunks, too."""
+        """Train a chunk of clients as one batched model, then end each client's training. If memory runs out, train the
+        two halves of the chunk one after the other; later chunks have the size of a half."""
         found: tuple[State, Tensor] | None = None
         try:
             states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}

@@ -1,5 +1,5 @@
-"""Filters: changes that the server makes to a round's updates after it receives them and before it measures and
-aggregates them; no rule that combines them.
+"""Filters: changes that the server makes to a round's updates after it receives them, and before metrics and the
+aggregator see them. Rules that combine updates are in ``aggregation``.
 """
 
 from flsv.filters.base import UpdateFilter

@@ -1,4 +1,4 @@
-"""UpdateFilter: base class of the steps between receiving a cohort's updates and aggregating them."""
+"""UpdateFilter: base class of filters, which change or drop a cohort's updates before metrics and the aggregator."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class UpdateFilter(Component):
-    """Base class of filters. Subclasses override :meth:`apply`.
+    """Base class of filters, which change or drop updates that the server has received, or warn about their clients.
 
-    A filter that finds faulty clients declares the possible faults in ``faults``, ``{name: text}``: ``loop.events``
-    shows a fault's name, warnings show its text. :attr:`notices` counts the rounds in which a client had each fault.
+    In every round the server passes the received updates through the loop's filters, one after the other, by calling
+    :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.
+
+    A filter that finds faulty clients declares the possible faults in ``faults``, ``{name: text}``. In ``apply`` it
+    reports a fault to :attr:`notices`, which counts the rounds in which each client had it, and adds a sentence to the
+    round's warning (:meth:`Cohort.warn`). ``loop.events`` shows the fault's name, warnings show its text.
 
     Example:
         >>> class FirstTwo(UpdateFilter):
@@ -31,23 +35,24 @@ class UpdateFilter(Component):
     faults: ClassVar[Mapping[str, str]] = {}
     #: Whether a run may be resumed without this filter, or with other arguments.
     may_change: ClassVar[bool] = False
-    #: Quantity that the filter compares between clients if the comparison needs a common start point; it is part of an
-    #: error message.
+    #: Quantity, as part of an error message, that can be compared only between clients with the same start point; empty
+    #: if the filter compares no such quantity.
     compares: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the cohort that the metrics and the aggregator see instead of ``cohort``."""
+        """Return the cohort that the next filter or, after the last one, metrics and the aggregator see instead of
+        ``cohort``; by :meth:`Cohort.keep` without some clients, by ``dataclasses.replace`` with other updates."""
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.
 
         Args:
-            personalizer: the loop's personalizer; None: there is none.
+            personalizer: the loop's personalizer, or None if there is none.
             evaluating: names of the metrics that let clients evaluate models on their own validation samples.
 
         Raises:
-            ConfigurationError: the filter is not compatible with one of them.
+            ConfigurationError: the filter is not compatible with the personalizer or with a metric.
         """
         if self.compares and personalizer is not None:
             raise ConfigurationError(
@@ -57,14 +62,13 @@ class UpdateFilter(Component):
 
     @property
     def excludes(self) -> bool:
-        """Whether the filter may leave clients out of a round because of other clients' updates; True unless
-        overridden.
-        """
+        """Whether the filter may drop a client's update, depending on other clients' updates; True unless
+        overridden."""
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether the filter may change the updates that the metrics see; True unless overridden."""
+        """Whether the filter may change updates or numbers of samples; True unless overridden."""
         return True
 
     @cached_property
@@ -78,7 +82,7 @@ class UpdateFilter(Component):
         return []
 
     def hint(self) -> str:
-        """Return a sentence on a possible cause of models that are not finite, or an empty text."""
+        """Return a sentence on a possible cause of non-finite models, for warnings; by default an empty text."""
         return ""
 
     def begin(self, federation: FederationInfo) -> None:

@@ -1,4 +1,4 @@
-"""Cohort: the updates that a server has received, before it measures and averages them."""
+"""Cohort: the updates that the server has received in a round, as filters see them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flsv.utilities.host_copies import to_host
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates that the server has received from the k clients of a round, before it measures and aggregates them.
+    """Updates of the k clients of a round that filters see: received by the server, not yet measured or aggregated.
 
     Args:
         round_index: the round, from 0.
@@ -26,10 +26,10 @@ class Cohort:
         starts: each client's start point ``[P]``; None for a client whose start point the server does not know.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
         num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
-        model: the global model ``[P]`` at the start of the round; None: unknown.
+        model: the global model ``[P]`` at the start of the round; None if it is not known.
         broken: ids of the clients whose model was not finite; these clients are not among the k.
-        unmeasured: ids of the clients whose updates are aggregated but not measured.
-        warnings: sentences for the warning of this round.
+        unmeasured: ids of the clients whose updates the aggregator sees and the metrics do not.
+        warnings: sentences of filters for the warning of this round.
     """
 
     round_index: int
@@ -50,15 +50,13 @@ class Cohort:
 
     @cached_property
     def common_start(self) -> Tensor | None:
-        """Common start point ``[P]``; None if clients started from different models."""
+        """Start point ``[P]`` of all clients; None if they started from different models, or from an unknown one."""
         first = self.starts[0] if self.starts else None
         return first if all(start is first for start in self.starts) else None
 
     @cached_property
     def norms(self) -> Tensor:
-        """Lengths of the updates, float64 ``[k]`` on the CPU; a client whose start point is unknown reports its length
-        itself.
-        """
+        """Lengths of the updates, float64 ``[k]`` on the CPU; for an unknown start point, as the client reports it."""
         return self._lengths[0]
 
     @property

@@ -26,15 +26,15 @@ class CopyFilter(UpdateFilter):
     The filter also finds clients that send back the server's last step in at least three rounds, which is visible only
     for a client that takes part in two consecutive rounds.
 
-    The clients that it finds are still aggregated and measured. ``loop.copies`` and the report name them, also beside
-    the amounts if a budget is divided; the payer decides. The rules are those of :mod:`flsv.functional.copies`. The
-    server stores 32 bytes for every pair of clients, and the last round's model.
+    The clients that it finds are still aggregated and measured. ``loop.copies`` and the report name them; if the report
+    divides a budget, it also names them beside the amounts, and the payer decides. The rules are those of
+    :mod:`flsv.functional.copies`. The server stores 32 bytes for every pair of clients, and the last round's model.
 
     Args:
         threshold: similarity, in (0, 1], from which on two clients count as copies. None: do not use this rule.
-        gap: difference, in (0, 2], between the similarities within a group and to other clients, from which on the
-            group counts as copies; the similarities are those of the first three rounds in which its members take part
-            together, in cohorts of six or more clients. None: do not use this rule.
+        gap: a group counts as copies if its members are more similar to each other than to other clients by at least
+            this difference, in (0, 2], in the first three rounds in which they take part together, in cohorts of six or
+            more clients. None: do not use this rule.
         echo: mean of :func:`flsv.functional.free_riders.last_step_similarity`, in (0, 1], from which on a client
             counts as sending the server's last step back. None: do not use this rule.
 
@@ -95,7 +95,7 @@ class CopyFilter(UpdateFilter):
     def groups(self) -> list[list[int]]:
         """Groups of clients that were found to be copies of each other, ascending.
 
-        A client that sends the server's last step back and has no copies is a group of its own.
+        A client that sends back the server's last step and is in no other group is a group of its own.
         """
         together = groups_of(self._pairs[3] > 0)
         alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
@@ -120,8 +120,8 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add the similarities of the clients' updates to the server's last step to the state, and return each client's
-        mean over its rounds ``[n]``. ``here [k]`` are the clients, ``gram [k, k]`` their updates' inner products.
+        """Add each update's similarity to the server's last step to the state, and return each client's mean similarity
+        over its rounds ``[n]``. ``here [k]`` are the cohort's ids, ``gram [k, k]`` their updates' inner products.
         """
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
@@ -139,8 +139,9 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add the similarities of all pairs of updates to the state, and return each pair's mean over its rounds
-        ``[n, n]``. ``here [k]`` are the clients, ``gram [k, k]`` their updates' inner products.
+        """Add the similarity of each pair of updates to the state, and return each pair's mean over its common rounds
+        ``[n, n]``, 0 outside the cohort. ``here [k]`` are the cohort's ids, ``gram [k, k]`` their updates' inner
+        products.
         """
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here

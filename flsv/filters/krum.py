@@ -29,7 +29,8 @@ class MultiKrum(UpdateFilter):
     Args:
         byzantine: f in the paper, the number of bad clients that a cohort may have. Krum needs at least 2 f + 3
             clients.
-        keep: m in the paper, the number of clients to keep; None: k - f for a cohort of k clients. ``keep=1`` is Krum.
+        keep: m in the paper, the number of clients to keep; if None, k - f of a cohort of k clients. ``keep=1`` is
+            Krum.
 
     Raises:
         ConfigurationError: an argument is out of range; before training: the federation is too small, or a personalizer

@@ -18,8 +18,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class NormCap(UpdateFilter):
-    """Filter that shortens updates longer than a bound, keeping their direction; metrics and aggregator see the
-    shortened updates.
+    """Filter that shortens updates longer than a bound and keeps their direction.
 
     The filter limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It
     cannot be combined with a personalizer or with metrics that let clients evaluate models.

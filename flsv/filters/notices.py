@@ -1,4 +1,4 @@
-"""Notices: a counter of the rounds in which each client was found faulty."""
+"""Notices: a counter of the rounds in which each client had each fault that a filter finds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from flsv.data.groups import client_called
 class Notices:
     """Counter of the rounds in which each client had each fault.
 
-    A client that fails repeatedly is named in a warning the first time and once more at the end of the run.
+    With it, a filter warns of a client's fault in the first round and, if the fault recurs, at the end of the run only.
 
     Args:
-        words: ``{fault: text}``, the text of each fault's warning.
-        found: the counts of earlier rounds, ``{fault: {client: rounds}}``: in how many rounds each client had each
-            fault.
+        words: ``{fault: text}``, what a warning says about a client with this fault.
+        found: the counts of earlier rounds, ``{fault: {client: number of rounds}}``; None if there are none.
 
     Attributes:
         names: the clients' names.
@@ -35,9 +34,8 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count one more round with ``fault`` for each of ``clients``, and return whether it is the first for one of
-        them.
-        """
+        """Count one more round with ``fault`` for each of ``clients``; return whether it is the first for any of
+        them."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
@@ -54,10 +52,10 @@ class Notices:
         return f"{self.describe(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """Return one text per fault, on the clients that had it in more than one round."""
+        """Return one text for each fault that clients had in more than one round; it names these clients."""
         found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
         return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:
-        """Return the counts ``{fault: {client: rounds}}``: in how many rounds each client had each fault."""
+        """Return the counts ``{fault: {client: number of rounds}}``."""
         return {fault: dict(found) for fault, found in self._found.items()}

@@ -1,4 +1,4 @@
-"""OutlierFilter: warns of clients whose updates are not finite, or far too large."""
+"""OutlierFilter: a filter that warns of clients whose models are not finite, or whose updates are far too large."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class OutlierFilter(UpdateFilter):
 
     An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
     steps, but the number of steps is only the client's report. By default a too large update is aggregated but not
-    measured: for the metrics the client did not take part in that round. See ``loop.named``; a client that is named
-    there in every round has no value.
+    measured: for the metrics the client did not take part in that round. ``loop.named`` counts such rounds by
+    client. A client that is measured in no round has no value.
 
-    An update so large that the other updates are lost in a sum with it (by rounding) is always left out, see
-    :func:`flsv.functional.outliers.drowning_updates`; also in a federation without an ``OutlierFilter``.
+    An update so large that rounding would lose the other updates in a sum with it is always left out of the round, also
+    in a federation without an ``OutlierFilter``, see :func:`flsv.functional.outliers.drowning_updates`.
 
     Args:
         threshold: modified z-score above which an update is too large, see
-            :func:`flsv.functional.outliers.large_updates`. None: only updates in which the others would be lost by
-            rounding.
+            :func:`flsv.functional.outliers.large_updates`. If None, an update is too large only if rounding would lose
+            the others.
         exclude: whether to leave too large updates out of their round. If the aggregator's weights come from a metric,
             such updates are always left out.
 
@@ -72,10 +72,11 @@ class OutlierFilter(UpdateFilter):
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Leave too large updates out of the aggregate or of the measurement, and warn about their clients.
+        """Return the cohort in which too large updates are left out or not measured, with a warning about their
+        clients.
 
-        If more than half of the cohort returned non-finite models, no client is named: the model that they were sent is
-        the likely cause.
+        If more than half of the cohort returned non-finite models, the warning names no client: the likely cause is the
+        model that the server sent.
         """
         norms = cohort.norms
         drowning = drowning_updates(norms, cohort.model_norm)
@@ -132,8 +133,8 @@ class OutlierFilter(UpdateFilter):
 def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
     """Return ``filters`` with an ``OutlierFilter(threshold=None)`` in front, unless an ``OutlierFilter`` is among them.
 
-    The added filter names clients whose models are not finite, and leaves out updates in which others would be lost by
-    rounding.
+    The added filter warns of clients whose models are not finite, and leaves out updates so large that rounding would
+    lose the others.
 
     Raises:
         ConfigurationError: an ``OutlierFilter`` is not the first filter, or two filters are of one class.

@@ -13,9 +13,7 @@ from flsv.functional.clipping import capped_samples
 
 
 class SampleCap(UpdateFilter):
-    """Filter that caps the numbers of samples that clients report; metrics and aggregator see the capped numbers.
-
-    See :mod:`flsv.functional.clipping`.
+    """Filter that caps the numbers of samples that clients report, see :mod:`flsv.functional.clipping`.
 
     Args:
         cap: the greatest number of samples, as a multiple of the cohort's median number; the product is rounded up to

@@ -159,6 +159,7 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Return the last of the W rows ``[W, 2]`` from parts of a run that has rounds, hence no negative entry."""
+    """Merge the states ``last`` or ``last_bytes`` of W parts of a run, ``[W, 2]``: the totals sent and received in each
+    part's last round. Return the row of the last part that has rounds; a part without rounds has the row -1, -1."""
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

@@ -195,8 +195,8 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build and check the network and the scores for a number of classes and an input shape, and store both
-        numbers."""
+        """Build the network unless it exists, check it, make the scores, and store the number of classes and the input
+        shape."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -296,7 +296,7 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of an attribute that the model or the data module has; refuse two different values.
+    """Return the value of an attribute that the model, the data module or both have; None if neither has it.
 
     Args:
         name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.

@@ -97,8 +97,8 @@ class LoRAClient(ClassifierClient):
         rank: rank r of the matrices A and B.
         alpha: scale of the adapters: alpha / r times B A is added to a layer's weight.
         targets: layers to adapt, see :func:`add_lora`; the head is trained as a whole and has no adapter.
-        exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes.
-            False: A and B are trained and averaged separately.
+        exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes;
+            if False, A and B are both trained, and averaged separately.
         kwargs: arguments of :class:`flsv.ClassifierClient`.
 
     Raises:

@@ -29,8 +29,8 @@ class Mixture(nn.Module):
     """Mixture of networks with weights pi_k; the logits ``[B, M]`` are the logarithm of sum_k pi_k
     softmax(component_k(x)).
 
-    The buffer ``responsibility [K]`` has the sum of the responsibilities of each component over samples; divided by its
-    sum it gives the weights pi.
+    The buffer ``responsibility [K]`` holds each component's responsibilities, summed over samples; divided by its sum
+    it is pi.
 
     Args:
         components: K networks that return logits ``[B, M]`` for M classes.

@@ -1,5 +1,6 @@
-"""Personalizers: rules that choose the model from which each client starts the next round; no rule for the global model
-(aggregation).
+"""Personalizers: rules that choose the model from which each client starts the next round.
+
+Rules for the global model are in ``aggregation``.
 """
 
 from flsv.personalization.base import Personalized, Personalizer

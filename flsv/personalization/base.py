@@ -20,13 +20,13 @@ Starts = Mapping[int, Tensor]
 
 @dataclass(frozen=True)
 class Personalized:
-    """Result of personalization.
+    """Result of :meth:`Personalizer.personalize` with values of the clients' models.
 
     Args:
         starts: ``{client id: model}``, the start point ``[P]`` that the server will send, for clients whose start point
             changes.
-        peer_values: values ``[k, n]`` of the models of all n clients for the k clients of the round; NaN for models
-            that a client did not evaluate. None if clients do not evaluate each other's models.
+        peer_values: ``[k, n]``; row i has the values that the i-th of the round's k clients gives the models of all n
+            clients, NaN for models that it did not evaluate. None if clients do not evaluate each other's models.
     """
 
     starts: Starts = field(default_factory=dict)
@@ -34,11 +34,11 @@ class Personalized:
 
 
 class Personalizer(Strategy):
-    """Base class of personalizers. A client without a model of its own starts from the global model.
+    """Base class of personalizers, which choose the model from which each client starts a round: its start point.
 
-    A client's start point is the model from which it starts a round. It is either sent by the server (then
-    :meth:`personalize` returns it) or stored at the client in ``local.state[OWN_MODEL]`` (then :meth:`start` returns
-    None).
+    A start point is either computed at the server by :meth:`personalize`, which is called at the end of each round, and
+    sent to the client; or the client itself stores it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A
+    client that has neither starts from the global model.
 
     Attributes:
         gives_peer_values: whether :meth:`personalize` returns ``peer_values``.
@@ -57,7 +57,7 @@ class Personalizer(Strategy):
 
         Returns:
             The start point ``[P]``, by default the client's last start point from :meth:`personalize`, else the global
-            model. None: the client continues from its own model.
+            model; None if the client continues from its own model.
         """
         return state.starts.get(client, state.model())
 
@@ -84,8 +84,8 @@ class Personalizer(Strategy):
         stored."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
-        """Return, at the server, the start point of a client to which none was sent; None: the client has to be
-        asked."""
+        """Return, at the server, the start point of a client to which none was sent, or None if only the client knows
+        it."""
         return None
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Personalizer(Strategy):
         Args:
             round: the round, after aggregation.
             contributions: the metrics' values, including this round.
-            models: ``{client id: model}``, the current start points ``[P]``.
+            models: ``{client id: model}``, the start points ``[P]`` that earlier calls returned.
 
         Returns:
             ``{client id: model}``, the next start points ``[P]`` of the clients whose start point changes, usually the

@@ -29,9 +29,9 @@ class SparsifiedReward(Personalizer):
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
-    and r_i is the client's reputation after this round. This number of entries is that of the authors' code: even the
-    best client, q = 1, does not receive the smallest entry of a layer. A layer of one entry, with which that code
-    fails, is received by all clients with q above 0. A client's own update changes its start point only as a part of
+    and r_i is the client's reputation after this round. The number of entries is the one in the authors' code: even the
+    best client, with q = 1, does not receive the smallest entry of a layer. For a layer of one entry that code fails;
+    here all clients with q above 0 receive the entry. A client's own update changes its start point only as a part of
     u_N. Buffers (BatchNorm's statistics) are those of the new global model.
 
     u_N is the step of the global model, with any aggregator and ``server_lr``; with :class:`flsv.aggregation.CGSV` it

@@ -1,4 +1,4 @@
-"""FedAMP: each client starts from a weighted average of all models, in which similar models have larger weights.
+"""FedAMP: each client starts from an average of all clients' models, in which models similar to its own weigh more.
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021: equation 4 and Algorithm 1
 (FedAMP), equation 6 (HeurFedAMP). The clients' part of the method, the term lambda / (2 alpha) |w - u_i|^2 of equation

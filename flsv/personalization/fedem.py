@@ -15,8 +15,8 @@ from flsv.utilities.errors import ConfigurationError
 class FedEM(Personalizer):
     """Personalizer that combines the global mixture components with each client's own mixture weights, initially equal.
 
-    A client's previous mixture weights count as one sample, so that the responsibilities (the components' shares of
-    each sample) of the current round soon dominate.
+    In a client's new mixture weights its previous ones count as one sample, so that the responsibilities (the
+    components' shares of each sample) of the current round soon dominate.
 
     Raises:
         ConfigurationError: before training: the module does not contain exactly one

@@ -41,15 +41,15 @@ class FedFomo(UploadKeeper):
     affinity (the sum of their previous weights), ties in random order; each download is replaced by a random client's
     model with a probability that falls from round to round. A client outside the cohort keeps its model.
 
-    The ``peer_values`` of the round are the signed weights (without the maximum), in [-1, 1].
+    The ``peer_values`` of the round are the signed weights: without the maximum, and with magnitudes that sum to 1.
 
     Args:
         num_downloads: number of other clients' models that a client downloads per round.
         epsilon: probability in the first round that a download is random.
         epsilon_decay: decrease of ``epsilon`` per round.
-        performance: score that takes the place of -L_i; by default minus the cross-entropy. For other tasks: a value
-            that the module logs in validation (``"val_loss"``) or a torchmetrics metric; see
-            :mod:`flsv.games.performance`.
+        performance: score that takes the place of -L_i; by default minus the cross-entropy. For tasks other than
+            classification, it is the name of a value that the module logs in validation (``"val_loss"``) or a
+            torchmetrics metric; see :mod:`flsv.games.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better.
 
     Raises:
@@ -109,7 +109,7 @@ class FedFomo(UploadKeeper):
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
-        """Return the numbers of the clients whose models the client ``client`` downloads in this round."""
+        """Return the ids of the clients whose models ``client`` downloads in this round."""
         draw = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         others = sorted(other for other in self._uploads if other != client)
@@ -130,8 +130,7 @@ def mix_models(
     Args:
         local: the client's data, with the model that it trained and its start point.
         others: the s downloaded models, a vector ``[P]`` each.
-        num_parameters: number of entries at the beginning of a model's vector that are parameters; the others are
-            buffers.
+        num_parameters: number of entries at the beginning of a model's vector that are parameters; buffers follow.
         performance: score of models on the client's validation samples, see :class:`FedFomo`.
 
     Returns:

@@ -5,10 +5,10 @@ Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS
 
 Where the paper is silent, or we depart:
 
-- The first cluster starts from the global model, each other cluster from the global model with noise on each layer's
-  weights that has the standard deviation of these weights. These are random initial models, as in the paper's
-  experiments, which also suit a pretrained network. The paper's theory requires initial models near the optimum, and
-  its experiments restart several times.
+- The first cluster starts from the global model. Every other cluster starts from the global model plus noise, which has
+  in each layer the standard deviation of the layer's weights. So initial models are random as in the paper's
+  experiments, and near a pretrained network if there is one. The paper's theory requires initial models near the
+  optimum, and its experiments restart several times.
 - The model of a cluster that no client chose stays unchanged. BatchNorm's statistics belong to the cluster's model.
 """
 
@@ -95,7 +95,7 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """Return, at the client, the number of the cluster with the lowest training loss; of equal ones the first.
+    """Return, at the client, the number of the first cluster whose model has the lowest loss on its training samples.
 
     Args:
         local: the client's data.

@@ -32,8 +32,8 @@ from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):
-    """Network that generates a client's model from its number: an embedding, an MLP, and a layer that returns all
-    parameters.
+    """Network that generates a client's model from the client's number, by an embedding, an MLP, and a layer that
+    returns all parameters.
 
     Args:
         num_clients: number of clients.
@@ -57,8 +57,8 @@ class HyperNetwork(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Tensor, draw: torch.Generator) -> None:
-        """Initialize the weights at random (generator ``draw``) so that the network generates ``model [P]`` for every
-        client."""
+        """Initialize the weights so that the network generates ``model [P]`` for every client. The generator ``draw``
+        gives the random weights of all layers but the last."""
         self.embedding.weight.normal_(generator=draw)
         for layer in self.features:
             if isinstance(layer, nn.Linear):

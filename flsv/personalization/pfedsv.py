@@ -8,7 +8,7 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
   stored, so that this budget suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for
   all coalitions, which gives the exact value instead of an estimate.
 - The weight of a client's own model is computed as in :func:`flsv.functional.personalized_weights`.
-- With U(empty) = 0 every model that is better than none has a positive value: a model that knows one of a client's two
+- With U(empty) = 0 every model with some accuracy has a positive value: a model that knows one of a client's two
   classes has a value of about a quarter even if it harms the mixture. With ``safeguard`` a client refuses such a
   mixture.
 - ``game="joining"`` and ``shared`` are not in the paper. In the paper's game a model's value depends on its own
@@ -57,16 +57,16 @@ class PFedSV(UploadKeeper):
     Args:
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
         k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
-        permutations_factor: number of orders of the players (models) divided by the number of players, which determines
-            the budget of evaluations.
+        permutations_factor: number of orders of the players (models) per player; it determines the number of
+            evaluations.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
             a number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded; ``"extractor"``: classifiers are downloaded, and all clients
             share one extractor.
-        explore: whether models that the client has never evaluated are ranked by ``"score"`` or come first
-            (``"unvisited"``).
-        classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``; None:
-            the head.
+        explore: ``"score"``: models that the client has never evaluated have the score 0. ``"unvisited"``: they come
+            first.
+        classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``; by
+            default the head.
         safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in
             the paper.
         game: ``"coalition"`` is the paper's game, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of
@@ -202,7 +202,8 @@ class PFedSV(UploadKeeper):
         return Personalized(peer_values=self.judge_all(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """Return :func:`collaborate` with the arguments that server and clients know, which do not count as traffic.
+        """Return :func:`collaborate` with all arguments that clients know from the configuration, so that they do not
+        count as traffic.
 
         Args:
             num_parameters: number of entries at the beginning of a whole model that are parameters.

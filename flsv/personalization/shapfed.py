@@ -19,10 +19,10 @@ class ShapFedPersonalizer(Personalizer):
     """Personalizer in which client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i, as in ShapFed.
 
     x_s is the new global model, x_i the client's own model after local training, and gamma_i in [0, 1] its contribution
-    by equation 6 of the paper, including this round and not normalized over clients: 1 if the client's updates point in
-    the direction of the aggregate, 1/2 if they are orthogonal to it, 0 if they are opposed. Buffers (BatchNorm's
-    statistics) are mixed in the same way. With :class:`flsv.aggregation.ShapFedWA` this is the paper's method:
-    ``configs/shapfed.yaml``.
+    by equation 6 of the paper up to and including this round, not normalized over clients. It is 1 if the client's
+    updates point in the direction of the aggregate, 1/2 if they are orthogonal to it, and 0 if they are opposed.
+    Buffers (BatchNorm's statistics) are mixed in the same way. With :class:`flsv.aggregation.ShapFedWA` this is the
+    paper's method: ``configs/shapfed.yaml``.
 
     The paper assumes full participation. Here, a client outside the cohort keeps its model, a client that was in no
     cohort yet starts from the global model, and a client of the cohort without a contribution (NaN) gets the mean of

@@ -16,8 +16,7 @@ from flsv.utilities.host_copies import on_host
 
 
 class UploadKeeper(Personalizer):
-    """Base class of personalizers that store the model that each client uploaded last, for rounds in which it is
-    absent."""
+    """Base class of personalizers that store each client's last upload, for rounds in which the client is absent."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -38,10 +37,10 @@ class UploadKeeper(Personalizer):
 
         Args:
             round: the round.
-            part: returns the entries of a model to store; by default all entries.
+            part: function that returns the entries of a model to store; by default all entries.
 
         Returns:
-            ``{client: model}``, the models that were stored before this round.
+            ``{client: stored entries}`` as before this call.
         """
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
@@ -56,14 +55,15 @@ class UploadKeeper(Personalizer):
         """Ask every client of the round for the values of its own and of other clients' models.
 
         Args:
-            values: ``[k, n]``, values of the n clients' models for the k clients of the round; filled in place.
+            values: ``[k, n]``; the values that the i-th of the round's k clients gives the n clients' models are
+                written into row i.
             round: the round.
-            judge: asks one client; returns the numbers of the other clients whose models it evaluated, and the result
-                of :func:`ask_model_values`.
-            before: the models stored before the round, which are restored for clients that do not answer.
+            judge: function that asks one client. It returns the ids of the other clients whose models the client
+                evaluated, and the result of :func:`ask_model_values`.
+            before: the result of :meth:`store_uploads`; a client that does not answer gets its earlier upload back.
 
         Returns:
-            ``values``, filled.
+            ``values``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)

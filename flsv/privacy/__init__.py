@@ -1,4 +1,4 @@
-"""Differential privacy for clients' updates, and the accounting of epsilon; no other change of an update."""
+"""Differential privacy for clients' updates: clipping, noise, and the accounting of epsilon."""
 
 from flsv.privacy.accounting import gaussian_epsilon
 from flsv.privacy.gaussian import GaussianPrivacy, warn_of_noise

@@ -33,12 +33,12 @@ def gaussian_epsilon(
     """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
 
     Args:
-        noise_multiplier: the noise's standard deviation divided by the sensitivity, at least 0. 0: no noise.
+        noise_multiplier: the noise's standard deviation divided by the sensitivity; 0 means no noise.
         rounds: number of releases, at least 0.
         delta: the probability that epsilon does not hold, in (0, 1).
-        accountant: the method: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, which give the same
-            number by numerical convolution and take seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential
-            privacy, which gives a slightly larger upper bound, reported in much of the literature.
+        accountant: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, which give the same number by
+            numerical convolution and take seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential privacy,
+            which gives a slightly larger upper bound, reported in much of the literature.
 
     Returns:
         Epsilon; infinite without noise, 0 without a release.

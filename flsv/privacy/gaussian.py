@@ -1,10 +1,10 @@
 """GaussianPrivacy: clips a client's update and adds Gaussian noise.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning" (pFedSV), IEEE TMC 2024, section V-B,
-adds Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the
-update, without which noise gives no epsilon, nor the number of releases: the epsilon in its table IV cannot be computed
-from the paper, and it falls from FedAvg to pFedSV at the same noise. Here the update is clipped, which determines
-epsilon.
+add Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the
+update, without which noise gives no epsilon, nor the number of releases. So the epsilon in its table IV cannot be
+computed from the paper; in that table it is lower for pFedSV than for FedAvg at the same noise. Here the update is
+clipped, which determines epsilon.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ class GaussianPrivacy(Upload):
     **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
     to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants).
 
-    **Where the noise comes from.** In a simulation from the run's seed, so that anyone who knows the seed can subtract
-    it. At a site (:mod:`flsv.engines.remote`) from a secret of the site, by a cryptographic generator
-    (:mod:`flsv.privacy.secret_noise`). Its key is a hash of the secret, of all that the server's message says, of what
-    the site keeps, and of the update itself: two different updates never have the same noise, and one update that is
-    asked for twice has it twice, so that nothing is gained by subtracting or averaging them. Epsilon then holds against
-    a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
+    **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
+    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
+    (:mod:`flsv.privacy.secret_noise`). The generator's key is a hash of the site's secret, the server's whole message,
+    the site's stored state and the update itself. Two different updates never have the same noise, and an update that
+    is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the answers. Epsilon
+    then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
     (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
 
-    In a ``FederatedLoop`` the update is measured from the global model, which all clients know, also where a client
-    starts from a model of its own: the information of this start point about the client's data is protected, too. Such
-    a model has no noise and stays at the client: what reads updates, such as :attr:`flsv.Round.client_updates`, would
-    have to ask for it, and raises a ConfigurationError.
+    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know, also if the
+    client starts from a model of its own: what this start point reveals about the client's data is protected, too. Such
+    a start point has no noise and never leaves the client. A metric, filter or aggregator that needs it, because it
+    reads updates such as :attr:`flsv.Round.client_updates`, raises a ConfigurationError.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
-        noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. 0: clipping only, without
-            any guarantee.
+        noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. With 0 updates are clipped
+            only, which guarantees nothing.
         delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
-        max_epsilon: the largest epsilon of a client: training stops when another round would exceed it. None: no limit.
+        max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
         accountant: the method that computes epsilon, see :func:`flsv.privacy.gaussian_epsilon`.
         noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
             noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
@@ -111,7 +111,7 @@ class GaussianPrivacy(Upload):
             )
 
     place = 1
-    #: A client's own start point is private.
+    #: Updates are differences from the global model, since a client's own start point is private.
     reference: Literal["start", "global"] = "global"
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
@@ -188,10 +188,10 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn that metrics are computed from noised updates, if there are noise and such metrics.
+    """Warn that ``metrics`` are computed from noised updates; do nothing without noise or without such metrics.
 
     Args:
-        privacy: the run's privacy mechanism; None: there is none.
+        privacy: the run's privacy mechanism; None if there is none.
         metrics: names of the metrics that are computed from uploads.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:

@@ -1,11 +1,12 @@
-"""Normal noise from a secret key, which nobody can tell from other noise without the key.
+"""Normal noise that follows from a secret key, and that nobody can predict without the key.
 
 torch's generators are made for simulations, not for secrets. On the CPU a generator uses 32 bits of its seed, so that
-all of its streams can be tried; and who sees some of a stream, where the update is 0, can compute the rest of it. Here
-SHAKE-256 (FIPS 202) of the key gives the bits, and the Box-Muller transform turns them into normal numbers.
+an attacker can try all streams. An attacker who sees part of a stream, in entries in which the update is 0, can compute
+the rest of it. Here SHAKE-256 (FIPS 202) of the key gives the bits, and the Box-Muller transform turns them into normal
+numbers.
 
-Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012: sums of rounded numbers
-tell more than real sums. So noise of 53 bits is added in double precision, and only the sum is rounded.
+Sums of rounded numbers reveal more than sums of real numbers (Mironov, "On Significance of the Least Significant Bits
+for Differential Privacy", CCS 2012). So noise of 53 bits is added in double precision, and only the sum is rounded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-#: Entries of a vector that get their noise at a time.
+#: Number of entries of a vector that get their noise at a time.
 BLOCK = 2**18
 _BITS = 53
 
@@ -27,7 +28,7 @@ def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
     Args:
         vector: floating-point ``[P]``, on any device.
         scale: the noise's standard deviation.
-        key: the secret, 32 bytes, of this vector alone: the same key gives the same noise.
+        key: a secret of 32 bytes. Use it for this vector only, since the same key gives the same noise.
 
     Example:
         >>> vector = torch.zeros(100_000)

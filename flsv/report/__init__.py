@@ -1,6 +1,5 @@
-"""Reports of finished runs, read from their folders: values as tables, and a page to hand out, with shares of a budget;
-nothing that runs within a fit.
-"""
+"""Reports of finished runs, read from the runs' folders: values as tables, and an HTML page with shares of a budget.
+Nothing in this package runs within a fit."""
 
 from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run

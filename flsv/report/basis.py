@@ -12,14 +12,15 @@ from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
-#: Prefix of further columns of shares in retrained.csv: by another score, or without one of the seeds.
+#: Prefix of the further columns of shares in retrained.csv: shares by another score, or without one of the seeds.
 SHARE_BY = "share"
 WITHOUT_SEED, BY_SCORE = f"{SHARE_BY} without seed ", f"{SHARE_BY} by "
 #: Name of the values by retraining.
 RETRAINED = "retrained"
-#: Kinds of coalitions whose trainings rank clients, but do not tell how much each is worth.
+#: Options of ``flsv retrain`` for which so few coalitions are trained that the values rank the clients but do not tell
+#: how much each is worth.
 RANKING_ONLY = ("singles", "leave-one-out")
-#: Among the settings that a retraining has changed: a coalition draws no cohorts, unlike the run.
+#: Text in the column ``changed`` of retrained.csv if the run drew cohorts and the trainings of its coalitions do not.
 ALL_TAKE_PART = "all members of a coalition train in every round"
 
 
@@ -29,21 +30,22 @@ class Basis:
 
     Args:
         key: the name of a metric, or ``"retrained"``.
-        title: the values' name for readers.
-        of: a description of what was run: seeds, rounds and date.
+        title: the values' name as the page shows it.
+        of: a description of the runs that the values come from: seeds, rounds and date.
         values: ``[n]``, the clients' values, NaN for a client without one.
-        low: ``[n]``, the lower ends of the values' brackets. NaN unless the values are of trained coalitions or means
-            over seeds: only their brackets hold the mean over many seeds as often as they promise.
-        high: ``[n]``, the upper ends.
-        by: the performance that the values divide among the clients, as ``run.json`` and ``retrained.csv`` call it; ""
-            if they divide none.
-        to_pay_by: whether the metric's documentation does not advise against payment.
-        seeds: the number of seeds over which the values are means.
+        low: ``[n]``, the lower ends of the values' intervals. All are NaN unless coalitions were trained or the values
+            are means over several seeds, because the intervals of other metrics contain the mean over many seeds too
+            rarely.
+        high: ``[n]``, the upper ends of the intervals; NaN where ``low`` is NaN.
+        by: the name in ``run.json`` and ``retrained.csv`` of the performance whose change the values divide among the
+            clients; "" if they divide none.
+        to_pay_by: False if the metric's documentation advises against payment by its values.
+        seeds: the number of seeds over which the values are averaged.
         trained: whether the values come from training coalitions, after the run or during it.
-        judged: whether the partners themselves judged models.
-        ranks_only: whether too few coalitions were trained for more than a ranking.
+        judged: whether models were scored on the clients' own validation samples instead of the server's.
+        ranks_only: whether so few coalitions were trained that the values only rank the clients.
         majority: the fraction of the validation set in its most frequent class; NaN unless the values divide accuracy.
-        coalitions: a description of the trained coalitions; "" if it is not known.
+        coalitions: a description of the coalitions that were trained; "" if none were, or if it is not known which.
     """
 
     key: str
@@ -63,12 +65,12 @@ class Basis:
 
     @property
     def name(self) -> str:
-        """Return the name of the values in a sentence."""
+        """Return the name of the values for use in a sentence: the metric's name, or "retraining"."""
         return "retraining" if self.key == RETRAINED else self.key
 
     @property
     def brackets(self) -> bool:
-        """Return whether the values have brackets."""
+        """Return whether any client's value has an interval."""
         return any(end == end for end in self.low)
 
 
@@ -77,7 +79,8 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
     Args:
         run: the run.
-        by: the name of a metric, or ``"retrained"``; None: the only values that are suitable for payment.
+        by: the name of a metric, or ``"retrained"``. None: the values by retraining, if there are any; else those of
+            the only metric of the run that is suitable for payment.
 
     Raises:
         ConfigurationError: nothing was measured; there are no values called ``by``; or ``by`` is None and there is not
@@ -107,8 +110,12 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values that a page without a budget is about: those by retraining, else the metric's closest to
-    retraining among those suitable for payment, else the first metric's; None if nothing was measured."""
+    """Return the values that a page without a budget shows; None if nothing was measured.
+
+    They are the values by retraining if there are any. Otherwise they are those of the first metric in this order:
+    metrics suitable for payment, those closest to retraining first; other metrics with one value per client; all
+    others.
+    """
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
@@ -118,15 +125,16 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the names of the metrics with one value per client, of which more is better: neither costs, nor values of
-    pairs of clients."""
+    """Return the names of the metrics by which a budget could be shared out: they have one value per client, and more
+    is better. Costs and values of pairs of clients are left out."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values that ``by`` names among the ``known`` ones; if ``by`` is None, the only one in
-    ``suitable``."""
+    """Return the name of the values by which to share out: ``by`` if it is not None, else the only name in
+    ``suitable``. Raise ConfigurationError if ``by`` is not in ``known``, or if there is not exactly one suitable
+    name."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -142,7 +150,8 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[s
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """Return a metric's values as a basis; for a run of ``flsv repeat`` they are the means over all seeds."""
+    """Return a metric's values as a basis: those of the run or, if ``flsv repeat`` made it, the means over all its
+    runs."""
     run = over_seeds(run)
     about, trained = run.about(metric), run.about(metric)["class"] == "ShadowShapley"
     nothing = [NAN] * run.num_clients
@@ -184,23 +193,25 @@ def _retrained(run: Run) -> Basis:
 
 
 def by_partners(by: str) -> bool:
-    """Return whether ``by``, the title of a performance, says that the partners themselves judge the models."""
+    """Return whether ``by``, the name of a performance, says that the clients score the models on their own validation
+    samples."""
     return by.startswith(CLIENTS)
 
 
 def trained_from(row: Mapping[str, Any], planned: int | None) -> tuple[str, str, str]:
-    """Return texts on the seeds, the rounds and the changed settings of trainings.
+    """Return three texts about the trainings from which values by retraining come: their seeds, their rounds, and the
+    settings that differ from the run's ("" if none do).
 
     Args:
         row: a row of ``retrained.csv``.
-        planned: the number of rounds that was set for the run.
+        planned: the number of rounds for which the run was configured; None or -1: no limit.
     """
     return _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed") or ""
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """Return a text that says what values by retraining come from: coalitions, seeds, rounds, and changed settings, see
-    :func:`trained_from`."""
+    """Return one text about the trainings from which values by retraining come: which coalitions were trained, then the
+    three texts of :func:`trained_from`."""
     return ", ".join(filter(None, (WORDS["trainings"].get(row.get("trainings")), *trained_from(row, planned))))
 
 
@@ -216,7 +227,8 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def _rounds(rounds: Sequence[float], planned: int | None) -> str:
-    """Return a text with the number of rounds (or the least and the most of several), and how many were ``planned``."""
+    """Return a text such as "18 to 20 of 20 rounds": the smallest and the largest number in ``rounds``, and the number
+    ``planned``."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
     return f"{had}{of} rounds"

@@ -1,14 +1,14 @@
 r"""How much of a payment would go to other partners: with other seeds, or by another score.
 
-The payments of S seeds are known without each of the seeds in turn: :math:`p_i^{(-k)}` is client i's share without seed
-k. Their jackknife standard error is
+Let each of the S seeds be left out in turn: :math:`p_i^{(-k)}` is client i's share of the payment without seed k. The
+jackknife standard error of the share is
 
 .. math:: e_i = \Big(\frac{S - 1}{S} \sum_k \big(p_i^{(-k)} - \bar p_i\big)^2\Big)^{1/2}
 
-(Efron, Stein, "The jackknife estimate of variance", Annals of Statistics 1981). The shares of a payment by S other
-seeds differ from these by normal errors of variance :math:`2 e_i^2`, whose mean absolute value is
-:math:`2 e_i / \sqrt\pi`. Half the sum over the clients is what goes to others. An estimated standard deviation of few
-seeds is too small on average, by the factor :math:`c_4(S)` of quality control, by which the sum is divided.
+(Efron, Stein, "The jackknife estimate of variance", Annals of Statistics 1981). The shares by S other seeds differ from
+these by normal errors of variance :math:`2 e_i^2`, whose mean absolute value is :math:`2 e_i / \sqrt\pi`. Half the sum
+of these over the clients is the fraction of the payment that goes to other clients. Standard deviations estimated from
+few seeds are too small on average, by the factor :math:`c_4(S)` known from quality control; the sum is divided by it.
 
 On the 28 federations of ``flsv.benchmark`` with five seeds, payments by two seeds and by two others differ by 4.2 %;
 the estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over the federations.
@@ -29,10 +29,10 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 
 def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
-    """Estimate the fraction of a payment that would go to other clients if it were based on as many other seeds.
+    """Estimate the fraction of a payment that would go to other clients if S other seeds had been used.
 
     Args:
-        without: ``[S, n]``, the n clients' shares without each of the S seeds.
+        without: ``[S, n]``, in row k the n clients' shares of the payment without the k-th of the S seeds.
 
     Returns:
         The fraction; NaN with fewer than two seeds.
@@ -50,8 +50,11 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 
 
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
-    """Return the fraction of a payment by ``basis`` that other seeds would pay to other clients; NaN if it is not
-    known: there is a single seed, or a rule by which ``flsv retrain`` has not computed shares."""
+    """Estimate the fraction of a payment by ``basis`` that would go to other clients if the run had had other seeds.
+
+    Return NaN if there is a single seed, or if ``rule``, the treatment of negative values, is neither ``"zero"`` nor
+    ``"refuse"``: the shares without each seed are not known for other rules.
+    """
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
@@ -64,8 +67,8 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return the fraction of a payment by retraining that each other score would pay to other clients, ``{score:
-    fraction}``; empty for values by a metric."""
+    """Return ``{score: fraction}``: the fraction of a payment by retraining that would go to other clients if models
+    were measured by another score. The result is empty if ``basis`` is a metric."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
@@ -79,7 +82,8 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the fraction of a payment that goes to different clients by one set of shares and by another.
+    """Compute the fraction of a payment that goes to other clients if the shares are ``other [n]`` instead of ``one
+    [n]``. Clients whose share is NaN in either are left out.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)

@@ -29,7 +29,8 @@ _OWN = re.compile(
     r'| clip-path="[^"]*"| id="(?:figure|axes|patch|text|matplotlib)[^"]*"',
     re.DOTALL,
 )
-#: Width of a chart in inches, narrow enough for its text to be legible at the width of a telephone.
+#: Width of a chart in inches, narrow enough for its text to be legible on a telephone; and the left and the right end
+#: of its axes, as fractions of the width.
 _WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
 #: Average width of a letter in inches.
 _LETTER = 0.06
@@ -42,8 +43,8 @@ def bars(
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
-    """Return a chart with one bar for each of k names; ``ends [2, k]`` are the ends of the bars' intervals, drawn dark
-    if they are ``of_seeds``."""
+    """Return a bar chart of ``values [k]`` with ``names [k]``. The intervals, whose low and high ends are ``ends [2,
+    k]``, are dark if they come from runs with several seeds (``of_seeds``), and pale otherwise."""
     known = np.array(values, dtype=float)
     reach = np.array([known - ends[0], ends[1] - known])
     errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
@@ -66,8 +67,9 @@ def steps(
     unit: str,
     less_is_better: bool,
 ) -> Markup:
-    """Return a waterfall chart from ``start`` to ``end`` with one step per name, whose values add up to
-    ``end - start``. With ``less_is_better`` (such as for an error) a fall has the color of a gain."""
+    """Return a waterfall chart that leads from ``start`` to ``end`` with one step per name; the heights of the steps,
+    ``values``, add up to ``end - start``. If ``less_is_better`` (as for an error), steps down have the color of
+    gains."""
     words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
     heads = [*names, "start", "end"]
 
@@ -112,8 +114,9 @@ def _level(axis: Any, names: Sequence[str]) -> None:
 
 
 def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """Return the chart that ``draw`` draws as SVG, with a title and a description for screen readers; "" if it
-    fails."""
+    """Let ``draw`` draw on a matplotlib axis, and return the chart as an SVG element; return "" if drawing fails.
+    ``title`` and ``words`` are read out by screen readers; ``height`` of the chart and space ``below`` it are in
+    inches."""
     buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in words)
     # The same chart always has the same bytes; names are text that can be searched and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
@@ -125,7 +128,7 @@ def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: 
 
 
 def _inline(text: str, title: str, description: str) -> str:
-    """Return a file of matplotlib's as an element of a page, with a title and a description."""
+    """Convert the ``text`` of matplotlib's SVG file to an element of an HTML page, with a title and a description."""
     _, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
     body = _OWN.sub("", body)
     for black, ink in _INK.items():

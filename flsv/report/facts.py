@@ -33,12 +33,13 @@ def share(part: float, whole: float) -> float:
 
 
 def of_rounds(record: Mapping[str, Any]) -> list[str]:
-    """Return the caveat on values of rounds that another framework ran, in a list; an empty list for other runs."""
+    """Return a list with the caveat on values of rounds that another framework trained; an empty list if flsv trained
+    the rounds. ``record`` is the content of ``run.json``."""
     return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the caveats on values by retraining, given as the rows of ``retrained.csv``."""
+    """Return the caveats on values by retraining; ``rows`` are the rows of ``retrained.csv``."""
     found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
     found += [WORDS["judged"]] if by_partners(rows[0]["by"]) else []
     majority = rows[0]["majority"]
@@ -67,7 +68,7 @@ def caveats_of(run: Run) -> list[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return ``{thing: names}`` for pairs ``(thing, name)``, in the order of the pairs."""
+    """Collect pairs ``(thing, name)`` into ``{thing: [names]}``, in the order of the pairs."""
     of: dict[Any, list[str]] = {}
     for thing, name in pairs:
         of.setdefault(thing, []).append(name)
@@ -75,8 +76,8 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Return ``{metric: cells}`` with each metric's values, in brackets the ends of those intervals that hold the mean
-    over many seeds."""
+    """Format the values of some clients as ``{metric: cells}``, one cell per client. Intervals are added in brackets if
+    they contain the mean over many seeds (:data:`BRACKETS`); other intervals are left to the charts."""
     found = {}
     for metric in run.metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
@@ -85,21 +86,22 @@ def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 
 
 def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
-    """Return sentences on the metrics' intervals: on brackets, and on those that only charts show."""
+    """Return sentences on the metrics' intervals, one for each kind of interval: those in brackets, and those that only
+    charts show."""
     of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
     return [kind if kind == BRACKETS else SAY["intervals"].format(", ".join(names), kind) for kind, names in of.items()]
 
 
 def adding_up(run: Run) -> list[str]:
-    """Return the names of the metrics whose values add up to the change of the model's performance that they divide
-    among the clients."""
+    """Return the names of the metrics whose values sum to the change of the model's performance over the run, or to the
+    negative of this change."""
     games = run.record.get("paid_in", {})
     return [metric for metric in games if metric in run.metrics and direction(run, metric)]
 
 
 def direction(run: Run, metric: str) -> int:
-    """Return whether a metric's values add up to the change of the performance that they divide (1), to its negative,
-    as for a logged value of which less is better (-1), or to neither (0)."""
+    """Return 1 if a metric's values sum to the change of the performance that they divide, -1 if they sum to its
+    negative (as for a logged value of which less is better), and 0 otherwise."""
     game = run.record.get("paid_in", {}).get(metric)
     if game is None or None in (game["start"], game["end"]):
         return 0
@@ -114,7 +116,7 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
         run: the run.
         clients: the numbers of the clients to show.
         names: these clients' names.
-        titles: ``{metric: title of its chart}``.
+        titles: ``{metric: title of its chart}`` for the metrics to draw.
     """
     charts = []
     for metric, title in titles.items() if run.rounds > 1 else ():
@@ -129,7 +131,9 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
 def classes(
     run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
 ) -> Markup:
-    """Return a section with heatmaps of the last values per class (or other column) of metrics with several columns."""
+    """Return a section with one heatmap for each metric whose values have several columns (classes, or, for example,
+    other clients). It shows the last values of some ``clients``; ``corner`` is the title of the column of their
+    ``names``."""
     charts = []
     for metric in metrics:
         columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
@@ -145,7 +149,8 @@ def classes(
 
 
 def algorithm(run: Run) -> str:
-    """Return the names of the classes of the run's strategies, as a text."""
+    """Return the class names of the run's strategies as a text, the aggregator's first; ``FullParticipation`` is left
+    out."""
     parts = {role: name for role, name in run.record["algorithm"].items() if name != "FullParticipation"}
     first = parts.pop("aggregator", "")
     return f"{first} with {', '.join(parts.values())}" if parts else first
@@ -185,14 +190,17 @@ def logged(run: Run) -> list[tuple[str, str]]:
 
 
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
-    """Return a section with ``parts`` on values by retraining; ``row`` of ``retrained.csv`` says what was trained."""
+    """Return the section on values by retraining: an introduction that says what was trained, according to a ``row`` of
+    ``retrained.csv``, and then ``parts``."""
     samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
     intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), titled(row["by"]), samples)
     return section("Retrained with some clients only", intro, *parts)
 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table of the shares by other scores and without each seed, and how much each choice would reallocate."""
+    """Return a table of the clients' shares by retraining, by other scores, and without each of the seeds; its last row
+    has the fraction of the payment that each of these choices would give to other clients. Return "" without such
+    shares."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -207,18 +215,19 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def reading(run: Run, *more: str) -> Markup:
-    """Return a section on how to read the metrics, with their caveats and the ``more`` sentences."""
+    """Return the section on how to read the metrics: what they are, their caveats, and the ``more`` sentences."""
     seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
     return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the M classes' names and each client's samples of each class; None unless ``least <= M <= most``."""
+    """Return the M classes' names and each client's samples of each class. Return None if the samples have no classes,
+    or unless ``least <= M <= most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
 def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """Return a client's value, interval and share by retraining as text, from its row of ``retrained.csv``."""
+    """Return three texts, a client's value, interval and share by retraining, from its row of ``retrained.csv``."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]

@@ -38,7 +38,8 @@ from flsv.utilities.csv_files import NAN
 MOST_STEPS = 12
 #: Letters of a label that fit beside the waterfall.
 MOST_LETTERS = 24
-#: Fractions of a payment by metrics of a round that went to other partners in trials (docs/benchmark.md).
+#: Smallest and largest fraction of a payment that went to the wrong clients in trials of metrics for which no coalition
+#: is trained (docs/benchmark.md).
 BY_METRIC = (0.17, 0.32)
 #: The sampler's name in a record if all clients take part in every round.
 EVERYBODY = "FullParticipation()"
@@ -51,8 +52,8 @@ class FirstPage:
 
     Args:
         run: the run.
-        basis: the values that the page is about; None: nothing was measured.
-        shares: the shares of a budget by these values; None: there is no budget.
+        basis: the values that the page is about; None if nothing was measured.
+        shares: the shares of a budget by these values; None if there is no budget.
         shown: the numbers of the clients on the page, in order.
 
     Attributes:
@@ -95,7 +96,8 @@ class FirstPage:
         return value
 
     def _text(self, question: str, *known: object) -> str | None:
-        """Return the sentence that answers a question, with the ``known`` facts; None if there is none."""
+        """Return the page's answer to ``question``, see :func:`flsv.report.front.sentences`, with the ``known`` facts
+        filled in; None if the page has no answer."""
         return SAY[self.said[question]].format(*known) if question in self.said else None
 
     # ---- what it is about, and what speaks against relying on it
@@ -158,8 +160,8 @@ class FirstPage:
         return basis.title if basis.key == RETRAINED else f"metric {basis.title}"
 
     def _amount(self, fraction: float, what: str, digits: int = 2) -> str:
-        """Return a fraction of a payment as a text with some significant digits: as an amount of the budget, if there
-        is one."""
+        """Format a fraction of a payment with ``digits`` significant digits, as an amount of money if there is a
+        budget. Both numbers are stored under the name ``what``."""
         fraction = self._note(what, float(f"{fraction:.{digits}g}"))
         if self.shares is None:
             return SAY["of_payment"].format(f"{100 * fraction:.{digits}g} %")
@@ -169,7 +171,8 @@ class FirstPage:
         return SAY["of_budget"].format(f"{amount:,.{places}f}", re.sub(r"\.0+(?!\d)", "", self.shares.title))
 
     def _certainty(self) -> str | None:
-        """Return a sentence on how much of a payment would go to other partners with other seeds."""
+        """Return a sentence on how much of a payment would go to other clients with other seeds, or did so in trials;
+        None if the page has none."""
         which = self.said.get("certainty")
         if which == "other_seeds":
             return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
@@ -184,7 +187,8 @@ class FirstPage:
         return self._text("certainty", trials, seeds, percents, self._in_trials(fractions))
 
     def _in_trials(self, fractions: Sequence[float]) -> str:
-        """Return how much of the budget went to others in trials, as a clause; "" if there is no budget."""
+        """Return a clause with the amounts of the budget that correspond to these ``fractions`` from trials; "" if
+        there is no budget."""
         if self.shares is None:
             return ""
         amounts = [self._amount(fraction, "to others in trials") for fraction in fractions]
@@ -192,12 +196,13 @@ class FirstPage:
 
     @property
     def _drawn(self) -> bool:
-        """Return whether a sampler drew some of the clients in each round of the trainings."""
+        """Return whether a cohort was drawn in each round of the trainings that the values come from."""
         sampler = self.run.record["settings"].get("sampler", EVERYBODY)
         return bool(sampler != EVERYBODY and self.basis is not None and ALL_TAKE_PART not in self.basis.of)
 
     def _by_scores(self) -> list[str]:
-        """Return a sentence for each other score on how much of the payment it would pay to different partners."""
+        """Return one sentence for each other score: how much of the payment would go to other clients if it were used
+        to measure the models."""
         if self.basis is None or not self.state.payable:
             return []
         found = other_scores(self.run, self.basis)
@@ -208,7 +213,8 @@ class FirstPage:
         ]
 
     def _table(self, basis: Basis) -> Markup:
-        """Return the table of the values and, if they may stand beside them, the shares and amounts."""
+        """Return the table of the clients' values: with shares and amounts if there is a budget, with shares alone if
+        there is none and :attr:`State.payable` allows them."""
         value, low, high = self._of_shown(basis.values, basis.low, basis.high)
         columns = {"value": with_intervals(value, low, high, between=" to ")}
         for client in self.shown:
@@ -239,7 +245,7 @@ class FirstPage:
         return SAY["shown"].format(len(self.shown), self.run.num_clients, file)
 
     def _order(self, basis: Basis) -> list[str]:
-        """Return sentences that rank the clients, unless the values may be due to chance."""
+        """Return sentences on who contributed most and least; an empty list if the values may be due to chance."""
         if self.state.chance:
             return []
         names = [self.run.label(client) for client in range(self.run.num_clients)]
@@ -252,8 +258,8 @@ class FirstPage:
     # ---- what the model has learned
 
     def _game(self) -> Mapping[str, Any] | None:
-        """Return the performance that the values divide, with its start and end in the run; None if it is not
-        known."""
+        """Return the performance whose change the values divide: its name, start and end, as in ``run.json``. Return
+        None if no start and end are known."""
         games = self.run.record.get("paid_in", {})
         of = games.get(self.basis.key) if self.basis is not None else None
         by = "" if self.basis is None else self.basis.by

@@ -1,7 +1,7 @@
-"""How much of a payment by values of trained coalitions went to others in trials of the same kind.
+"""Fractions of a payment that went to the wrong clients in trials, where the values came from trained coalitions.
 
-Every number was measured on federations made after the choices, against the mean over many seeds of the game that the
-values are of (``docs/results/payments.md``).
+Every number was measured on federations that were created after all design choices, against the mean of the values over
+many seeds (``docs/results/payments.md``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ class Trials(NamedTuple):
 
     Attributes:
         most: the largest number of clients.
-        one: the fraction of a payment that went to others, by one seed.
-        several: the same by three seeds.
+        one: the fraction of a payment that went to the wrong clients, with values of one seed; or the least and the
+            most.
+        several: the same with values averaged over three seeds.
     """
 
     most: int
@@ -29,8 +30,8 @@ DRAWN = Trials(8, (0.04, 0.09), (0.02, 0.08))
 
 
 def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[tuple[float, ...], str]:
-    """Return the fraction of a payment that went to others in trials of this kind, or its least and its most, and a
-    text that names the kind.
+    """Return the fractions of a payment that went to the wrong clients in trials of similar federations (one number, or
+    the least and the most), and a text that describes these federations.
 
     Args:
         num_clients: the number of clients.

@@ -32,8 +32,8 @@ FEWEST = 5
 
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
-    """Return the report for one client as a mapping: its title, subtitle and sections, with its share of a budget if
-    given."""
+    """Return the report for one client as a mapping: its title, subtitle, and the sections of its front and appendix.
+    ``shares`` adds the client's share of a budget."""
     # Columns that are not classes may be other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     basis = basis_shown(run) if shares is None else shares.basis
@@ -58,12 +58,13 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether a number computed from these values of all clients may be shown to one of them."""
+    """Return whether a client's page may have a number that is computed from these ``values`` of all clients, see the
+    module's description."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
 def _gained(run: Run, client: int, basis: Basis | None) -> str:
-    """Return a sentence on how much the model gained by this client; "" if the values do not tell."""
+    """Return a sentence on how much this client's data improved the model; "" if its value does not tell that."""
     if basis is None or not basis.by or not basis.to_pay_by or at_chance(run, basis):
         return ""
     if basis.ranks_only or (basis.key != RETRAINED and basis.key not in facts.adding_up(run)):
@@ -111,8 +112,8 @@ def _contributions(run: Run, client: int, basis: Basis | None, shares: Shares | 
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
-    """Return the mean over all clients, if it may be shown. It has two digits: with more digits, or from several pages,
-    the others' values could be derived."""
+    """Return the mean of all clients' ``values`` as a text, or a dash if it may not be shown. It has two digits,
+    because others' values could be derived from more digits, or from several pages."""
     return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
 
 
@@ -154,7 +155,7 @@ def _share(run: Run, client: int, shares: Shares) -> Markup:
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:
-    """Return sentences on which information about other clients the page contains."""
+    """Return sentences that tell the client what its page reveals of other clients, or why it reveals nothing."""
     if run.num_clients >= FEWEST and run.ended:
         return [SAY["means_of_others"], SAY["of_two"]]
     why = SAY["too_few"].format(run.num_clients) if run.ended else SAY["too_early"]
@@ -163,7 +164,8 @@ def _of_others(run: Run, shares: bool) -> list[str]:
 
 
 def _facts(run: Run, client: int) -> Markup:
-    """Return a table of classes and versions, without arguments, since these may name other clients."""
+    """Return a table of the classes of strategies, model and metrics, and of versions. Arguments are left out, since
+    they may name other clients."""
     record = run.record
     rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
     rows.append(["model", record["module"]])

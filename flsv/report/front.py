@@ -27,24 +27,24 @@ class State:
     """State of a run and its values that decides which sentences page one has.
 
     Args:
-        source: where the values come from: ``"nothing"`` was measured; ``"rounds"``, single rounds that another
-            framework ran; an ``"unsuitable"`` metric, whose documentation advises against payment; another
-            ``"metric"``, for which no coalition is trained; too few trained coalitions for more than a ``"ranking"``;
-            coalitions trained with ``"one seed"`` or with several ``"seeds"``.
+        source: where the values come from: ``"nothing"`` if nothing was measured; ``"rounds"`` if another framework
+            trained the rounds; ``"unsuitable"`` for a metric whose documentation advises against payment; ``"ranking"``
+            for too few trained coalitions for more than a ranking; ``"metric"`` for a metric that trains no coalitions;
+            ``"one seed"`` or ``"seeds"`` for coalitions trained with one or with several seeds.
         retrained: whether the values are of ``flsv retrain`` rather than of the run itself.
         anybody: whether a client has taken part.
         ended: whether the run has ended.
         chance: whether the model is not better than a constant prediction, by the performance that the values divide.
         one_class: whether the values divide an accuracy that a constant prediction nearly reaches.
-        judged: whether the partners themselves judged models.
-        brackets: whether the values have brackets.
-        spread: whether it is known how much other seeds would pay to others.
+        judged: whether models were scored on the clients' own validation samples.
+        brackets: whether the values have intervals.
+        spread: whether it is known which fraction of a payment would go to other clients with other seeds.
         budget: whether a budget is shared out.
         progress: whether the performances at the start and at the end of the training are known.
-        adds_up: whether the values add up to their difference.
+        adds_up: whether the values sum to the difference between these two performances.
         missing: whether a client has no value.
-        faulty: whether updates were not finite or far too large.
-        flagged: whether copies, or such updates, were found.
+        faulty: whether some client's updates were not finite or far too large.
+        flagged: whether there were such faulty updates, or copies of updates.
     """
 
     source: Source = "seeds"
@@ -65,7 +65,8 @@ class State:
 
     @property
     def fitness(self) -> str:
-        """Return the name of the sentence on whether the values are a basis for payment; the first obstacle decides."""
+        """Return the name of the sentence that says whether the values are a basis for payment; "" if there are no
+        values. If several things speak against payment, the sentence names the first of them."""
         if self.source == "nothing":
             return ""
         obstacles = {
@@ -81,19 +82,19 @@ class State:
 
     @property
     def payable(self) -> bool:
-        """Return whether shares may stand beside the values: shares by values that are no basis for payment are shown
-        only if a budget is to be shared out by them all the same."""
+        """Return whether shares are shown beside the values: always if there is a budget; otherwise only if ``source``
+        is in :data:`PAYABLE` and the model is better than a constant prediction."""
         return self.budget or (self.source in PAYABLE and not self.chance)
 
     @property
     def warns(self) -> bool:
-        """Return whether the sentence on payment is a warning."""
+        """Return whether the sentence on payment is set off as a warning."""
         return self.chance or (self.budget and self.fitness in ("rounds", "unsuitable", "metric", "one_class"))
 
 
 class Sentence(NamedTuple):
-    """A sentence of page one: its name in ``words.yaml`` (section ``front``, a question's answers in a section of their
-    own), the question that it answers, and its condition. Of the sentences on one question at most one is shown."""
+    """Sentence of page one: its key in ``words.yaml``, the question that it answers, and the condition on the page's
+    :class:`State` under which it is shown. Of all sentences on one question at most one is shown."""
 
     name: str
     question: str
@@ -151,8 +152,11 @@ def sentences(state: State) -> dict[str, str]:
 
 
 def at_chance(run: Run, basis: Basis | None) -> list[str]:
-    """Return the names of the performances in which the model is not better than a constant prediction: the one that
-    ``basis`` divides among the clients; if the test is not known of it, each one of the run's."""
+    """Return the names of the performances in which the model is not better than a constant prediction.
+
+    Only the performance that ``basis`` divides is considered; if the run has no test of it, all performances of the run
+    are considered.
+    """
     games = run.record.get("paid_in", {})
     by = "" if basis is None else basis.by.partition(" (")[0]
     own = [game for game in games.values() if game["by"] == by and game["told_apart"] is not None]
@@ -160,7 +164,7 @@ def at_chance(run: Run, basis: Basis | None) -> list[str]:
 
 
 def source_of(run: Run, basis: Basis | None) -> Source:
-    """Return where the values of a page come from."""
+    """Return where the values of a page come from, see :class:`State`."""
     if basis is None:
         return "nothing"
     if "of_rounds" in run.record:
@@ -175,7 +179,8 @@ def source_of(run: Run, basis: Basis | None) -> Source:
 
 
 def state_of(run: Run, basis: Basis | None, **known: bool) -> State:
-    """Return the state of page one for these values; ``known`` are further fields of :class:`State`."""
+    """Return the state that page one of a run has with these values; ``known`` are the further fields of
+    :class:`State`."""
     source = source_of(run, basis)
     return State(
         source,

@@ -14,8 +14,8 @@ from flsv.utilities.charts import shortened_name
 
 #: Largest number of columns of a heatmap with numbers in its cells.
 NUMBERED = 12
-#: Largest number of columns of a table beside its first one; wider tables continue in further tables below. The second
-#: number is for heatmaps without numbers.
+#: Largest number of columns in a table, without the first; wider tables are split into several, one below the other.
+#: The second number is for heatmaps without numbers.
 WIDEST, WIDEST_NARROW = 7, 20
 #: Characters of a row that fit on a telephone, where each cell takes two more for its margins.
 PHONE = 42
@@ -61,13 +61,14 @@ def command(text: str) -> Markup:
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Return content with a caption that is kept together with it, also in print."""
+    """Return content with a caption, which stay together also in print; ``css`` are classes of the element around
+    both."""
     return _parts.figure(caption, Markup(content), css)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Return a table of texts. The first column is aligned left, the others right unless ``texts``. On a telephone the
-    rows of a wide table become cards, except if the table has no header, whose names a card needs."""
+    """Return an HTML table of texts. The first column is aligned left, the others right unless ``texts``. On a
+    telephone the rows of a wide table become cards, if the table has a header."""
     pieces = []
     for part in _slices(len(head) - 1, WIDEST):
         shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
@@ -80,7 +81,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Return k rows of M values as a heatmap: blue above 0, orange below, stronger with the distance from 0."""
+    """Return a heatmap of ``values [k][M]`` with k ``names`` and M ``columns``: blue above 0, orange below, the
+    stronger the further from 0. ``corner`` is the header of the column of names."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
@@ -104,7 +106,8 @@ def _figures(caption: str, pieces: Sequence[Markup]) -> Markup:
 
 
 def _slices(count: int, most: int) -> list[slice]:
-    """Return slices that split ``count`` columns into the fewest parts of at most ``most``, of about equal size."""
+    """Return slices that split ``count`` columns into as few parts as possible, of about equal size, each at most
+    ``most`` wide."""
     parts = max(1, math.ceil(count / most))
     size = math.ceil(count / parts) or 1
     return [slice(start, start + size) for start in range(0, max(count, 1), size)]

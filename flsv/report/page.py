@@ -27,10 +27,11 @@ def write_report(
     """Write a run's report: on all clients, or the page that one of them may see.
 
     Args:
-        path: the run's folder; the run may have been killed.
-        client: the number or name of the client that the page is for; None: the page for the operator of the
+        path: the run's folder; the run need not have ended.
+        client: the number or name of the client for whom the page is written; None for the page for the operator of the
             federation.
-        out: the file, ``.html``; None: ``report.html`` in the run's folder, or in ``clients/<name>`` below it.
+        out: the file to write, which ends with ``.html``; None: ``report.html`` in the run's folder or, for a client,
+            in its folder ``clients/<name>``.
         budget: a budget to share out by the run's values; the page shows the amounts.
 
     Returns:

@@ -104,9 +104,9 @@ class Run:
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return a metric's values in the r :attr:`round_numbers` for n clients, ``[r, n]``. A value is repeated until
-        it is measured again, except that numbers of a single round (weights, accuracies, norms) are NaN in other
-        rounds."""
+        """Return a metric's values in the r :attr:`round_numbers` for n clients, ``[r, n]``. In rounds without a new
+        value the last one is repeated. Weights, accuracies and norms belong to a single round: they are NaN where they
+        were not measured."""
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
@@ -124,17 +124,18 @@ class Run:
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return how often clients' updates were faulty, see :func:`flsv.results.round_result.faults_in`."""
+        """Return ``{client: (faulty, sent)}``, in how many rounds its update was faulty and in how many it sent one,
+        see :func:`flsv.results.round_result.faults_in`."""
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """Return the last value of each of the n clients, by a metric or by one of its columns; NaN if a client has
-        none."""
+        """Return the last value of each of the n clients by a metric, or by one ``column`` of it (such as a class); NaN
+        for clients without one."""
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """Return the low and the high ends of the intervals of the n clients' last values, NaN where there is none; for
-        a metric with standard errors only, the values minus and plus 1.96 standard errors."""
+        """Return the low and the high ends of the intervals of the n clients' last values; NaN for clients without an
+        interval. If the metric has only standard errors, the ends are the value minus and plus 1.96 of them."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
         if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
@@ -142,7 +143,7 @@ class Run:
         return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
 
     def kind(self, metric: str) -> str:
-        """Return a description of a metric's intervals; "" if it has none."""
+        """Return a text that says what a metric's intervals mean; "" if it has none."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
                 return BRACKETS
@@ -153,13 +154,12 @@ class Run:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs over which this run's values are means: only the run itself, except for a
-        :class:`RepeatedRun`."""
+        """Return the runs over which the values are averaged: this run alone, except in a :class:`RepeatedRun`."""
         return [self]
 
     @property
     def seeds(self) -> int:
-        """Return the number of runs, each with another seed, over which the values are means."""
+        """Return the number of runs with different seeds over which the values are averaged."""
         return len(self.runs)
 
     @property
@@ -177,15 +177,15 @@ class Run:
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """Return each client's row of ``retrained.csv`` as a mapping; an empty list if ``flsv retrain`` has not written
-        the file."""
+        """Return each client's row of ``retrained.csv`` as a mapping, empty for clients without a row; an empty list if
+        ``flsv retrain`` has not written the file."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Return each client's row of a CSV file as a mapping, empty for clients without one; an empty list without a
-        file."""
+        """Read a CSV file and return each client's row as a mapping, empty for clients without a row; return an empty
+        list if there is no such file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
@@ -242,7 +242,7 @@ def open_run(path: str | Path) -> Run:
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-#: Files in the folder of the runs: the means, and the finished runs, see
+#: Files in the folder of ``flsv repeat``: the means over its runs, and the list of its finished runs, see
 #: :class:`flsv.utilities.result_file.ResultFile`.
 SUMMARY, RUNS = "repeat.csv", "runs.csv"
 #: Columns of the file of finished runs: the run's name, and its folder.
@@ -251,8 +251,8 @@ COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 @dataclass(frozen=True)
 class RepeatedRun(Run):
-    """One of several runs with different seeds, whose final values, intervals and performances are replaced by the
-    means over all runs; values of single rounds are this run's own."""
+    """One of several runs with different seeds. Its final values, intervals and performances are the means over all
+    these runs; its values of single rounds are its own."""
 
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
@@ -268,8 +268,8 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run with means over all runs of ``flsv repeat`` that it belongs to; the run itself if it is not one of
-    them.
+    """Return a run as :class:`RepeatedRun`, with the means over all runs of the ``flsv repeat`` that made it; return
+    the run itself if ``flsv repeat`` did not make it.
 
     Raises:
         ConfigurationError: the runs do not have the same data, see :func:`repeated_runs`.
@@ -292,7 +292,8 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Compute a table with one row per metric and client and the columns :data:`HEADER`; unknown numbers are NaN."""
+    """Summarize runs with different seeds: a table with the columns :data:`HEADER` and one row per metric and client.
+    Unknown numbers are NaN. ``metrics`` are all metrics of the runs by default."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -320,7 +321,8 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that a run belongs to; an empty list if it belongs to none.
+    """Return all finished runs of the ``flsv repeat`` that made this run; an empty list if it did not make it, or has
+    finished fewer than two.
 
     Raises:
         ConfigurationError: the runs do not give the same samples to the clients.

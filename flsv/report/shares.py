@@ -33,11 +33,12 @@ class Shares:
 
     Args:
         budget: the budget.
-        basis: the values by which it is shared out.
+        basis: the values by which the budget is shared out.
         table: one row per client, with the columns :data:`HEADER`: ``share``, the client's fraction of the budget;
-            ``share_low`` and ``share_high``, what its share would be if only its own value were at an end of its
-            bracket; ``amount``, with ``amount_low`` and ``amount_high``, rounded to the currency's decimals;
-            ``finding``, a text on copies and outliers among its updates. Unknown numbers are NaN.
+            ``share_low`` and ``share_high``, its share if its own value moved to the low or the high end of its
+            interval and the others' stayed; ``amount``, ``amount_low`` and ``amount_high``, the same in money, rounded
+            to the currency's decimals; ``finding``, a text on copies and outliers among its updates. Unknown numbers
+            are NaN.
     """
 
     budget: Budget
@@ -50,7 +51,7 @@ class Shares:
         return self.budget.text(self.budget.amount)
 
     def cells(self, client: int) -> list[str]:
-        """Return a client's share and amount with their intervals as texts, in this order."""
+        """Return two texts: a client's share and its amount, each with its interval."""
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
@@ -62,8 +63,8 @@ class Shares:
         return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
 
     def written(self) -> DataFrame:
-        """Return the table as ``shares.csv`` has it: amounts with the currency's decimals, shares and values with six
-        digits; without columns of which nothing is known."""
+        """Return the table as ``shares.csv`` holds it: amounts have the currency's decimals, shares six decimals,
+        values six digits. Columns without any entry are left out."""
         digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(AMOUNTS[3:], f".{self.budget.decimals}f")
         digits |= dict.fromkeys(("value", "low", "high"), ".6g")
         table = self.table.copy()
@@ -74,7 +75,7 @@ class Shares:
 
     @property
     def missing(self) -> list[int]:
-        """Return the clients without a value."""
+        """Return the numbers of the clients that have no value."""
         return self.table.index[self.table["share"].isna()].tolist()
 
 
@@ -89,8 +90,8 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         Every client's share and amount.
 
     Raises:
-        ConfigurationError: the run has no suitable values, see :func:`basis_of`; partners judged models and the budget
-            does not consent to that; or no client has a positive claim.
+        ConfigurationError: the run has no suitable values, see :func:`basis_of`; clients scored the models on their own
+            samples and the budget does not consent to that; or no client has a positive claim.
     """
     basis = basis_of(run, budget.by)
     if basis.judged and not budget.judged_by_partners:
@@ -115,7 +116,8 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute a client's share, in [0, 1], as if its value were ``end``; NaN if ``end`` or its value is unknown."""
+    """Compute a client's share, in [0, 1], if its value were ``end`` and the others' stayed the same; NaN if ``end`` is
+    not finite or the client has no value."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()

@@ -1,3 +1,2 @@
-"""Results of a run while it runs: its rows, and the sinks that store or show them (CSV, TensorBoard, terminal,
-trackers); no value is computed here.
-"""
+"""Results of a run while it runs: the rows of its table, and the sinks that store or show them (CSV, TensorBoard,
+terminal, trackers). No value is computed in this package."""

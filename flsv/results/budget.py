@@ -25,7 +25,8 @@ class Budget:
             run's only metric that is suitable for payment.
         rule: the treatment of values below 0, see :func:`flsv.allocate`.
         currency: the currency's code, such as ``"EUR"``; it determines the number of decimals.
-        judged_by_partners: consent to use values for which the partners judged models themselves.
+        judged_by_partners: whether to accept values for which the clients scored the models on their own validation
+            samples.
 
     Raises:
         ConfigurationError: an argument is out of range, or the amount has more decimals than the currency.

@@ -97,12 +97,14 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Return ``{tag: value}`` for a logger that draws all clients together: tags such as ``weight/client_1_Lyon``."""
+    """Return points as ``{tag: value}`` for a logger that draws all clients together: each tag ends with the client, as
+    in ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
-    """Return the names of the metrics whose values per class become curves; an empty list unless ``wanted``."""
+    """Return the names of the metrics whose values per class become curves: those whose columns, if any, are classes.
+    An empty list unless ``wanted``."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
 
 

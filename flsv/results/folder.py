@@ -126,8 +126,8 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments of ``flsv fit`` in this process, for another command; None if the process runs another
-    command."""
+    """Return the arguments with which ``flsv fit`` was started in this process, as text for another command, without
+    ``--ckpt_path`` and ``--quiet``. Return None if this process does not run ``flsv fit``."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:

@@ -41,7 +41,7 @@ class Record(Sink):
     Args:
         folder: the run's folder.
         content: the file's content at the beginning, see :func:`record_of`.
-        events: returns all events of the run so far.
+        events: a function that returns all events of the run so far.
 
     Raises:
         OSError: the file cannot be written.
@@ -156,8 +156,8 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether something may be shared out by a metric's values; costs and values of pairs of clients are
-    unsuitable."""
+    """Return whether a metric's values may be the basis of a payment: not those of costs, of pairs of clients, or of a
+    metric whose attribute ``to_pay_by`` is False."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
@@ -174,7 +174,7 @@ def _plain_words(text: str) -> str:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``run.json`` atomically: completely, or the earlier file stays as it was.
+    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was.
 
     Raises:
         OSError: the file cannot be written, for example because the folder is gone.

@@ -35,8 +35,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return groups of clients that sent copies of one another's updates; a client that sent the server's last step
-    back forms a group of its own.
+    """Return groups of clients, as sorted numbers, that sent copies of one another's updates. A client that sent the
+    server's last step back is a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -51,7 +51,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """Return ``{client: (faulty, sent)}``: in how many rounds the client's update was not finite or far too large, and
-    in how many it sent an update. Clients without such a round are left out. Metrics did not measure the faulty rounds.
+    in how many it sent an update. Clients without a faulty round are left out. Metrics ignore an update in its faulty
+    rounds.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -87,11 +88,12 @@ class RoundResult:
     Args:
         round_index: the round's number, from 0.
         table: all rows known after the round. The clients' ``train_loss`` is in this table only, never in ``changes``.
-        changes: the rows that differ from those of the previous round.
+        changes: the rows of metrics that differ from those of the previous round, and rows that belong to this round
+            only.
         shared: the known numbers that belong to no single client, ``{name: number}``.
         shared_changes: those of these numbers that were measured in this round.
         events: the run's events so far.
-        pictures: ``{metric: function that draws its values}``.
+        pictures: ``{metric: function}``; a call of the function draws the metric's values.
         drawn: whether pictures of this round are to be drawn.
     """
 
@@ -115,11 +117,11 @@ class RunResult:
         table: the rows of the last round: each client's values of the metrics, ``samples``, ``rounds``, ``weight`` and
             the scores of its own model.
         columns: ``{metric: title of its columns}`` (such as ``"class"``).
-        to_pay_by: the metrics by whose values something may be shared out, those closest to retraining first.
-        trained: the metrics whose values are of trained coalitions.
+        to_pay_by: the names of the metrics suitable for payment, those closest to retraining first.
+        trained: the names of the metrics that train coalitions.
         learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
         logged: the values that the module has logged last, ``{name: value}``.
-        pictures: ``{metric: function that draws its values}``.
+        pictures: ``{metric: function}``; a call of the function draws the metric's values.
     """
 
     round_index: int
@@ -134,8 +136,8 @@ class RunResult:
 
 
 class Sink:
-    """Base class of objects that get a run's results, independent of each other. A subclass overrides the methods it
-    needs.
+    """Base class of objects to which a run passes its results, to store or to show them. Every method does nothing
+    unless a subclass overrides it.
 
     Example:
         >>> class Lines(Sink):
@@ -144,14 +146,15 @@ class Sink:
     """
 
     def begin_round(self, index: int) -> None:
-        """Note that a round begins, before any callback's ``on_train_epoch_start``."""
+        """Prepare for round ``index``, counted from 0; called before any callback's ``on_train_epoch_start``."""
 
     def write(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Process values of earlier rounds, in their order, that became known only now; other numbers of these rounds
-        are not included. A resumed run gives those of its earlier process again."""
+        """Process values of earlier rounds that became known only now; ``results`` are in the order of the rounds and
+        hold nothing else of them. If an earlier process had passed such values on, a resumed run passes them on
+        again."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""
@@ -160,4 +163,5 @@ class Sink:
         """Write everything to the disk; called before a checkpoint is saved."""
 
     def close(self, failed: bool = False) -> None:
-        """Release files and restore changed attributes; called after the fit, or after the fit has ``failed``."""
+        """Release files and restore changed attributes; called after the fit, with ``failed`` if it ended by an
+        error."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
-    """Return one number for each of n clients, ``[n]``, from a metric's value: the metric's own summary, or the mean
-    over classes."""
+    """Reduce a metric's value, ``[n]`` or ``[n, M]``, to one number per client, ``[n]``: by the metric's own
+    ``per_client`` or, for other metrics of torchmetrics, by the mean over the M columns."""
     if isinstance(metric, ContributionMetric):
         return metric.per_client(value)
     return value.mean(-1) if value.ndim == 2 else value
@@ -45,8 +45,9 @@ def numbers_of(
         class_names: names of the classes, or None.
 
     Returns:
-        The numbers per client: overall values with their intervals, values per class (or per other column), and
-        diagnostics that have a number for each client; and the numbers that belong to no single client, by name.
+        First, the numbers per client: each metric's overall values with their intervals, its values per class (or other
+        column), and diagnostics that have a number for each client. Second, ``{name: number}`` of the numbers that
+        belong to no single client.
     """
     found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
@@ -81,8 +82,8 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the n clients of the scores of their own models,
-    ``{name: [n]}``.
+    """Compute mean, minimum and standard deviation over the clients of the ``scores`` of their own models, ``{name:
+    [n]}``. If a client has no score (NaN), the mean is NaN, and the other two are over the other clients.
 
     The standard deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair
     Resource Allocation in Federated Learning", ICLR 2020, definition 1.
@@ -112,7 +113,7 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
 
 
 class RoundResults:
-    """Makes the result of each round, which all sinks share.
+    """Builder of each round's result, which all sinks get.
 
     Args:
         metrics: the metrics, ``{name: metric}``.
@@ -129,12 +130,12 @@ class RoundResults:
         self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Return the rows of all numbers that are known between two rounds.
+        """Return rows of the metrics' values and of other numbers as they are after a round.
 
         Args:
             index: the last round's number, from 0.
             values: the metrics' values, ``{name: value}``.
-            of_round: further numbers of every client, such as the weights, ``name=[n]``; None: left out.
+            of_round: further numbers of every client, such as the weights, ``name=[n]``; names with None are left out.
         """
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured, _ = numbers_of(self._metrics, values, self._class_names)
@@ -145,8 +146,8 @@ class RoundResults:
         return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Set the rows that are written already; only rows that differ from these count as changes of the next
-        round."""
+        """Set the rows of the values with which a resumed run starts: the next round's changes are the rows that differ
+        from ``known``."""
         self._before = known
 
     def round_result(

@@ -40,7 +40,7 @@ SCHEMA = {
 }
 #: The columns in the order of ``flsv.read_run``.
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
-#: Metrics whose values belong to one round and are not valid in the next.
+#: Names in the column ``metric`` whose numbers belong to a single round and are not valid in the next.
 OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 
@@ -51,8 +51,8 @@ class Numbers:
     Args:
         metric: the metric's name.
         values: ``[n]`` for n clients, or ``[n, M]`` with M columns; NaN where a client has no value.
-        columns: ``{key: name}`` of the M columns.
-        ends: ``[2, n]``, the low and high ends of the intervals of ``[n]`` values.
+        columns: ``{key: name}`` of the M columns; None if ``values`` are ``[n]``.
+        ends: ``[2, n]``, the low and high ends of the intervals of ``[n]`` values; None if there are no intervals.
         clients: the n clients' numbers; None: 0 to n - 1.
     """
 
@@ -94,7 +94,8 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """Return the rows of ``now`` whose value or interval differs from the row of ``before`` for the same client."""
+    """Return the rows of ``now`` that have no row in ``before`` for the same metric, client and column, or another
+    value or interval there."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -111,7 +112,7 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """Return the rows of one column of a metric; ``column=""`` stands for the overall values."""
+    """Return a metric's rows in ``table``: those of its overall values (``column=""``), or of one of its columns."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
@@ -123,16 +124,16 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return one number per client, the last in column ``what``: the client's value, or an end of its interval; NaN if
-    it has none."""
+    """Return the last number of each client by a metric, or by one ``column`` of it; NaN for clients without one. The
+    number is the value or, by ``what``, an end of its interval (``"low"`` or ``"high"``)."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values in r given rounds for n clients, ``[r, n]``. A value is repeated until it is measured
-    again, except that numbers of a single round (weights, scores of clients' own models, norms) are NaN in other
-    rounds."""
+    """Return a metric's values in r given rounds for n clients, ``[r, n]``. In rounds without a new value the last one
+    is repeated. Numbers of :data:`OF_A_ROUND` are not repeated: they are NaN in rounds in which they were not
+    measured."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
@@ -154,15 +155,15 @@ _CELLS: Mapping[str, Cell] = {
     **{"round": parse_int, "client": parse_int, "value": parse_float, "low": number_or_nan, "high": number_or_nan},
 }
 _HEADER = csv_text([list(SCHEMA)])
-#: The columns that say of what a row's value is.
+#: The columns that identify a value: no two rows agree in all of them.
 _KEY = ("round", "metric", "client", "class")
 
 
 def read_contributions(path: Path) -> DataFrame:
-    """Read a run's table from its ``contributions.csv``; a last line that a kill cut short is left out.
+    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short.
 
-    A value that stands in several lines has that of the last of them, and a warning names the first such value: before
-    version 1.2, resuming a run whose values were computed after training wrote them again.
+    If several lines have the same value's round, metric, client and class, the last of them counts, and a warning names
+    the first such value: before version 1.2, resuming a run whose values were computed after training wrote them again.
 
     Raises:
         ConfigurationError: a line is not one that a run writes, for example because its value is not a number; the
@@ -206,8 +207,9 @@ class CSV(Sink):
         self.path, self._client_names = path, client_names
 
     def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
-        """Begin to write at ``first_round``: keep the complete rounds before it, and drop the others. The file of
-        another run, or one with more than one round that is to be run again, is first copied under another name.
+        """Prepare the file for writing from ``first_round`` on: keep its complete rounds before that one, and drop the
+        others. If the file is another run's, or more than one of its rounds is to be run again, copy it under another
+        name first.
 
         Args:
             first_round: the next round to be written, from 0.
@@ -244,8 +246,8 @@ class CSV(Sink):
         self.append(result.changes)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Add values of earlier rounds to the rows of their rounds, in one write, in place of the values of the same
-        metrics that an earlier process has written."""
+        """Add values of earlier rounds to the rows of their rounds, in one write. They replace all values of the same
+        metrics in these rounds, which an earlier process may have written."""
         late = [row for result in results for row in result.changes]
         anew = {(row.round, row.metric) for result in results for row in result.table}
         if anew:

@@ -41,7 +41,7 @@ from flsv.utilities.charts import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
 FIRST = "Contributions/"
-#: Largest number of clients of which each has a run of its own.
+#: Largest number of clients that each get a TensorBoard run of their own.
 MOST_RUNS = 30
 #: Largest number of columns of a table beside the clients' names.
 WIDEST = 5
@@ -102,12 +102,12 @@ class TensorBoard(Sink):
         """Write the information that is known before the first round.
 
         Args:
-            first_round: the next round, from 0. If it is not 0, everything that an earlier process wrote of this and
-                later rounds is declared invalid, as TensorBoard's own ``purge_step`` does, so that no round is shown
-                twice; curves over batches of the rounds before it are kept.
+            first_round: the next round, from 0. If it is not 0, the run is resumed: all that an earlier process wrote
+                about this and later rounds is declared invalid, as by TensorBoard's own ``purge_step``, so that no
+                round is shown twice. Curves over batches of earlier rounds are kept.
             settings: the run's hyper-parameters, ``{name: value}``.
-            chosen: the settings that distinguish runs, for the table of runs.
-            partition: draws which client has which data.
+            chosen: the settings that distinguish this run from others, for the HParams tab.
+            partition: a function that draws which client has which data.
         """
         self._first_round, self._chosen = first_round, chosen
         if first_round:
@@ -129,7 +129,8 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def begin_round(self, index: int) -> None:
-        """Mark where a round begins: if a later process resumes the run here, it discards what follows the mark."""
+        """Mark in the file where round ``index`` begins; if a later process resumes the run at this round, it discards
+        what follows the mark."""
         mark = SessionLog(status=SessionLog.CHECKPOINT)
         self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 
@@ -154,7 +155,8 @@ class TensorBoard(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
-        """Write a table of the clients, and the run's line in TensorBoard's table of runs."""
+        """Write a table of the clients to the Text tab and, unless :meth:`write` has done it, the run's settings and
+        the names of its results to the HParams tab."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
         columns = client_columns(result, len(self._labels))
@@ -166,7 +168,7 @@ class TensorBoard(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Write everything to the disk, as before a checkpoint: a run resumed from it does not write these rounds
+        """Write everything to the disk; a run that is resumed from the next checkpoint does not write these rounds
         again."""
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
@@ -303,11 +305,11 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
-    """Return the events of rounds before ``first_round`` that a run's own files hold at steps from ``first_round`` on,
-    each with its round.
+    """Return the events of curves over batches that belong to rounds before ``first_round``, each with its round.
 
-    They are points of curves over batches, such as of what a module logs in every step: TensorBoard has one kind of
-    step, and drops them together with the rounds that are to be written again.
+    A module that logs in every training step writes such curves, whose steps count batches. TensorBoard has one kind of
+    step: when a resumed run discards all steps from ``first_round`` on, points of earlier rounds with as large a step
+    are lost, too. They have to be written again.
     """
     found: list[tuple[int, Event]] = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
@@ -324,8 +326,8 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
 
 
 def _wait_past(folder: Path) -> None:
-    """Wait until the next second: TensorBoard reads files in the order of their names, which begin with a time in
-    seconds."""
+    """Wait until the next second begins, so that a new file's name sorts after those in ``folder``: names begin with a
+    time in whole seconds, and TensorBoard reads files in their order."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -341,7 +343,8 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Return those of the logged names that are scores of a model (accuracy, F1, AUROC, R2), else losses and errors.
+    """Return those of the logged names that are scores of a model (accuracy, F1, AUROC, R2); if there are none, those
+    that are losses and errors. Names that begin with "train" are left out.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])

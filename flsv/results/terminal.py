@@ -43,8 +43,9 @@ _SCORES = {"accuracy", *WORDS["titles"]}
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
     """Print a table of each client's samples, values and shares, the values per class, and sentences on the results.
 
-    The table has the metric by which a payment comes closest to one by retraining, with shares; if no metric is
-    suitable, it has all metrics, without shares. TensorBoard and the report show everything else that was measured.
+    The table shows, with shares, the metric suitable for payment whose values are closest to those by retraining. If no
+    metric is suitable, it shows all metrics, without shares. TensorBoard and the report show everything else that was
+    measured.
 
     Args:
         result: the run's result.
@@ -90,14 +91,15 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
 
 
 def _filled(line: str) -> str:
-    """Return a line filled to the terminal's width; what follows a label such as ``Model:`` stays below its text."""
+    """Wrap a line to the terminal's width; if it begins with a label such as ``Model:``, further lines are indented to
+    the text after the label."""
     label = line[:9] if line[6:9] == "   " else ""
     return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return a metric's values, and the low and high ends of their brackets: NaN unless coalitions were trained, since
-    the intervals of other metrics hold the mean over many seeds far less often."""
+    """Return a metric's values, and the low and high ends of their intervals. The ends are NaN unless the metric trains
+    coalitions: intervals of other metrics contain the mean over many seeds far less often than they state."""
     values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
     nothing = [math.nan] * clients
     return (values, low, high) if metric in result.trained else (values, nothing, nothing)
@@ -107,7 +109,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
     """Return each client's samples, values and shares as ``{column: cells}``, without the column of the clients' names.
 
     Args:
-        result: the run's result. Only the first of the metrics that are suitable for payment gets a column of shares.
+        result: the run's result; the first of its metrics suitable for payment gets a column of shares.
         metrics: names of the metrics.
         clients: n, the number of clients.
     """
@@ -118,8 +120,8 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
 
 
 def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
-    """Return all known numbers of each client as ``{column: cells}``: the columns of :func:`value_table`, rounds,
-    weight and the scores of the client's own model.
+    """Return a table of everything that is known of each client as ``{column: cells}``: samples, rounds, the metrics'
+    values and shares (:func:`value_table`), weight, and the scores of the client's own model.
 
     Args:
         result: the run's result.
@@ -152,7 +154,7 @@ def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
     ten with the lowest, without clients that have no value.
 
     Args:
-        values: ``[n]``, the values by which clients are sorted; None: they are sorted by number.
+        values: ``[n]``, the values by which clients are sorted; None to sort them by number.
         clients: n, the number of clients.
     """
     if clients <= MOST or values is None:
@@ -202,7 +204,8 @@ def width() -> int | None:
 
 
 def inconclusive(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients.
+    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients. ``record``
+    is the run's learning record.
 
     Example:
         >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
@@ -241,12 +244,13 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-#: Seconds that work takes before it is shown.
+#: Seconds after which the number of finished items is shown.
 PATIENCE = 0.5
-#: Width that Rich's bar needs beside the logged values; and below which it shows no times.
+#: Characters that Rich's bar needs beside the logged values; and the terminal's width below which it shows no times.
 _BESIDE, NARROW = 60, 100
-#: Methods of a progress bar that are replaced for the length of a fit.
+#: Methods of a progress bar that are replaced during a fit.
 _REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
+#: Least number of seconds between two updates of this number.
 PAUSE = 0.1
 
 
@@ -255,14 +259,14 @@ class Terminal(Sink):
     end.
 
     Rich's and TQDM's bars show ``round 3/20`` in place of ``Epoch 2/19`` and, while coalitions are evaluated, their
-    number; Rich's bar is kept on one line. The table is printed after the bar has closed. A sink is installed for the
-    length of one fit; the bar shows the entries that its ``text`` returns.
+    number; Rich's bar is kept on one line. The bar also shows the entries of the mapping that the attribute ``text``, a
+    function, returns. The table is printed after the bar has closed. A sink serves one fit.
 
     Args:
         trainer: the fit's trainer, with its progress bar, if it has one.
         client_names: names of the clients.
         table: whether the table is printed.
-        files: whether the run writes files, which are then named below the table.
+        files: whether the run writes files; the folder is then named below the table.
     """
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
@@ -287,7 +291,7 @@ class Terminal(Sink):
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
-        """Show the round in place of the epoch, if the bar can show it; return whether it can."""
+        """Make the bar show the round in place of the epoch, and return True; return False for a bar that cannot."""
         bar: Any = self._bar
         of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
         if of_rich:
@@ -352,8 +356,8 @@ class Terminal(Sink):
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
-        """Arrange that the table is printed after the progress bar has closed: a live bar erases text printed below
-        it."""
+        """Print the clients' table, if it is wanted, as soon as the progress bar has closed; a live bar would erase it.
+        Print it at once if there is no bar."""
         if not self._table:
             return
         show, bar = partial(self.show_table, result), self._bar

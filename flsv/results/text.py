@@ -15,14 +15,14 @@ from flsv.utilities.display import CLIENTS
 NONE = "\N{EN DASH}"
 #: Largest number of clients that are named one by one.
 FEW = 3
-#: Classes of metrics whose values are closest to those of retraining in the benchmark, the closest first.
+#: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
 WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number: integers without decimals, others with three significant digits.
+    """Format a number: integers without decimals, others with ``digits`` significant digits.
 
     Example:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
@@ -61,8 +61,8 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 def with_intervals(
     values: Sequence[float], low: Sequence[float], high: Sequence[float], between: str = ", "
 ) -> list[str]:
-    """Format values with their intervals in brackets, with equally many decimals and ``between`` between the ends;
-    without brackets if there is no interval.
+    """Format values with their intervals in brackets, all with equally many decimals; the text ``between`` stands
+    between an interval's ends. A value without an interval has no brackets.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
@@ -84,7 +84,7 @@ def value_columns(
 
     Args:
         known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
-        to_pay_by: names of the metrics by whose values something may be shared out.
+        to_pay_by: names of the metrics that are suitable for payment.
         clients: the numbers of the clients whose rows are shown.
     """
     columns = {}
@@ -110,7 +110,8 @@ def by_value(values: Sequence[float]) -> list[int]:
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Return the names of metrics, sorted by how close their values are to those of retraining; unknown ones come last.
+    """Return the names of metrics, sorted by class: first the classes in :data:`NEAREST`, whose values were closest to
+    those by retraining in the benchmark, then all others in their given order.
 
     Args:
         classes: ``{name of the metric: name of its class}``.
@@ -128,13 +129,13 @@ def ranking(
     metric: str,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Return a sentence, in a list, on which clients contributed most and least: all that cannot be distinguished from
-    the client with the highest, or the lowest, value.
+    """Return a list with one sentence that names the clients that contributed most and least. Clients whose interval
+    reaches that of the highest (or lowest) value are named together with it.
 
     Args:
         names: the clients' names.
-        ends: the values, and the low and high ends of their intervals. Values that round to the same text count as
-            equal.
+        ends: the clients' values, and the low and high ends of their intervals, ``[n]`` each. Values that round to the
+            same text count as equal.
         metric: the name of the metric with these values.
         record: the run's learning record; if the values may be due to chance, the list is empty.
 
@@ -161,7 +162,8 @@ def ranking(
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
-    """Return the names of clients of which any may have the highest, or the lowest, value."""
+    """Return, as text, the names (or the number) of the given clients, any of which may have the highest, or the
+    lowest, value."""
     word = "and" if len({shown[i] for i in clients}) == 1 else "or"
     if len(clients) <= FEW:
         return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)
@@ -183,7 +185,7 @@ def titled(by: str, words: str = "titles") -> str:
     """Return a performance's name for readers.
 
     Args:
-        by: name of the performance, and the class that it is a score of, if it is of one.
+        by: name of the performance; after " of " the class that it is a score of, if it is of one.
         words: ``"titles"`` or ``"plain"``, the section of ``words.yaml`` with the names.
 
     Example:

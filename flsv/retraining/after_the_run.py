@@ -83,12 +83,19 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rou
         rounding: the tolerances of the run's arithmetic.
 
     Returns:
-        The reason why the row is wrong; None: it is right.
+        The reason why the row is wrong; None: it is right or, as a warning says, the fit was killed, which tells
+        nothing of the row.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])
     if isinstance(found, ChildFailed):
-        return f"{names} has failed ({found})"
+        if not found.killed:
+            return f"{names} has failed ({found})"
+        rank_zero_warn(
+            f"flsv: the coalitions' values are not proved: {names}, whose model is compared with that of its row, "
+            f"could not be trained ({found}). flsv retrain computes the values by fits alone."
+        )
+        return None
     again = partial(trained_again, forks, order)
     share = difference(found.last, row.cpu(), found.start, again, rounding)
     if share is None:
@@ -171,7 +178,7 @@ class AfterTheRun:
     def _remedy(self, error: ConfigurationError) -> str:
         """Return what to do where coalitions would not be trained as the run was, for a message."""
         if not isinstance(error, Unproved):
-            return ""
+            return " flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
             return (
                 ": training depends on something that neither its seed nor the state of this process at the beginning "

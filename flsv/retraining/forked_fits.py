@@ -99,7 +99,9 @@ class ForkedFits:
         except (EOFError, OSError):
             self.close()
             for order in left.values():
-                yield order, ChildFailed("the process that waited at the fit's beginning has been ended")
+                ended = ChildFailed("the process that waited at the fit's beginning has been ended")
+                ended.killed = True
+                yield order, ended
         finally:
             if left:
                 self.close()

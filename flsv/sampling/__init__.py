@@ -1,4 +1,4 @@
-"""Client samplers: rules that draw the cohort of a round; nothing that changes clients or their updates."""
+"""Client samplers: rules that draw the cohort of a round, that is, the clients that train in it."""
 
 from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import BernoulliSampler

@@ -12,7 +12,7 @@ from flsv.core import Client
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
 
-#: Tolerance for probabilities above 1, since they are computed in float32.
+#: How far a probability may lie above 1, since probabilities are computed in float32.
 _ROUNDING = 1e-4
 
 
@@ -21,7 +21,7 @@ class ClientSampler(Strategy):
     be drawn.
 
     Attributes:
-        members: the clients among whom the sampler draws, see :meth:`among`; None: all clients.
+        members: ids of the clients among whom the sampler draws, see :meth:`among`; None for all clients.
     """
 
     members: Sequence[int] | None = None
@@ -30,7 +30,7 @@ class ClientSampler(Strategy):
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """Draw the cohort's client ids, ascending and without repetition.
+        """Draw the cohort: return its k clients' ids, integers ``[k]``, ascending and without repetition.
 
         Args:
             num_clients: n, number of clients of the federation.
@@ -47,12 +47,12 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort after asking clients; by default :meth:`sample` draws it without asking. Override one of
-        these two methods. The traffic of the questions is counted in the round for which the cohort is drawn.
+        """Draw the cohort after asking clients; by default :meth:`sample` draws it without asking.
+
+        The traffic of the questions is counted in the round for which the cohort is drawn.
 
         Args:
-            clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
-                :func:`flsv.core.map_clients`).
+            clients: all n clients. Ask them with :meth:`flsv.core.Client.ask` within :func:`flsv.core.map_clients`.
             model: the global model ``[P]`` at the start of that round.
             contributions: the metrics' values after the previous round.
             generator: the only source of randomness.
@@ -63,16 +63,16 @@ class ClientSampler(Strategy):
     def among(self, members: Sequence[int]) -> ClientSampler:
         """Return the sampler of a coalition that trains by the same protocol without the other clients.
 
-        It draws among the coalition's members only, as many as this sampler draws, or all if they are fewer. It takes
-        the same random numbers, so that the coalition of all clients draws the very cohorts of the run, and others
-        draw cohorts that differ no more than they must.
+        It draws among the coalition's members only, as many as this sampler draws, or all if they are fewer. It uses
+        the same random numbers: for the coalition of all clients it draws the cohorts of the run, for others cohorts as
+        similar to them as possible.
 
         Args:
             members: the ids of the coalition's clients, at least one.
 
         Raises:
-            ConfigurationError: the sampler cannot draw among some of the clients only, as here in the base class: it
-                chooses by values or losses, which each coalition would have of its own, or does not say how.
+            ConfigurationError: the sampler cannot draw among some of the clients only, because it chooses by values or
+                losses, which differ between coalitions; or it does not override this method.
         """
         raise ConfigurationError(
             f"{self!r} cannot draw the cohorts of a coalition that trains without the others: it chooses by values or "
@@ -82,7 +82,7 @@ class ClientSampler(Strategy):
 
     @property
     def asks(self) -> bool:
-        """Whether the sampler asks clients before a round, so that cohorts cannot be drawn in advance."""
+        """Whether the sampler asks clients before it draws a cohort, so that cohorts are not known in advance."""
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
@@ -94,10 +94,8 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients.
-
-        By default it is raised if there are fewer clients than the sampler's ``cohort_size``.
-        """
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients: by default,
+        if they are fewer than the sampler's ``cohort_size``."""
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "
@@ -117,8 +115,8 @@ def cohort_of(
     """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
 
     Raises:
-        RuntimeError: the cohort is empty, has a client twice or a client that does not exist, or is not integers
-            ``[k]``.
+        RuntimeError: the cohort is not integers ``[k]``, is empty, or has a client twice, a client that does not exist
+            or one outside the sampler's ``members``.
     """
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()

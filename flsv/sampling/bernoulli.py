@@ -17,17 +17,16 @@ from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-#: The largest number of draws of whole cohorts; after them clients are drawn one by one, which gives the same
-#: distribution.
+#: How often a cohort is drawn again at most. Then its clients are drawn one by one, from the same distribution.
 _DRAWS = 1000
 
-#: The least probability that a draw has enough clients; below it the arguments are refused.
+#: The arguments are refused if a draw has ``min_cohort`` clients with a lower probability than this.
 _RAREST = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
-    """Sampler that includes each client independently, by a coin flip; cohorts below ``min_cohort`` clients are drawn
-    again.
+    """Sampler that includes each client independently, by a coin flip, and draws again while the cohort has fewer than
+    ``min_cohort`` clients.
 
     Drawing again makes every client's inclusion probability a little larger than the probability of its coin.
     ``inclusion_probabilities`` returns the exact probabilities for the final cohorts, so that dividing by them is
@@ -104,10 +103,10 @@ class BernoulliSampler(ClientSampler):
 
 
 def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Return a table ``[n + 1][count + 1]`` for n ``coins`` with these probabilities: entry (i, c) is the probability
-    that at least c of the clients i, i+1, ... are drawn.
+    """Return a table ``[n + 1][count + 1]``: entry (i, c) is the probability that at least c of the clients i, i+1, ...
+    are drawn. The n ``coins`` are the clients' probabilities.
 
-    The table is computed by sums and products only, so that tiny probabilities are exact, too.
+    The table is computed by sums and products of non-negative numbers only, so tiny probabilities are exact, too.
     """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
@@ -117,9 +116,8 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw client ids one by one from the distribution of the ``coins``, given that at least ``count`` clients are
-    drawn.
-    """
+    """Draw client ids one by one, with the probabilities ``coins`` conditional on at least ``count`` clients in
+    total."""
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

@@ -20,8 +20,8 @@ from flsv.utilities.declared import Positive
 class ShapleyImportanceSampler(BernoulliSampler):
     """Sampler that includes clients independently, in proportion to their Shapley weights (AFedSV+, Theorem 5.1).
 
-    These probabilities, capped at 1, minimize the variance of the aggregate over the cohort. Before the metric's first
-    value all probabilities are equal.
+    These probabilities, capped at 1, minimize the variance of the cohort's aggregate. Before the metric's first value
+    all probabilities are equal.
 
     Args:
         expected_cohort: m, the expected number of clients per round.

@@ -18,12 +18,12 @@ _ROUNDING = 1e-6
 class SystematicShapleySampler(ShapleyImportanceSampler):
     """Sampler of exactly ``cohort_size`` clients, with inclusion probabilities in proportion to Shapley weights.
 
-    The paper includes clients independently (:class:`ShapleyImportanceSampler`): one cohort has two clients and another
-    has twelve, and the sums of their weights vary as much. Here each client has a segment on a line, as long as its
-    probability p_i, the segments are in random order, and points at distances of 1 select the clients in whose segments
-    they lie (systematic sampling). The probabilities are those of AFedSV+, so that dividing by them stays unbiased
-    (Theorem 5.1 needs no more). If all probabilities are below 1, the weights ``w_i / p_i`` (w_i: share of the Shapley
-    weights) are 1 / ``cohort_size`` and sum to 1. This sampler is not in the paper.
+    The paper includes clients independently (:class:`ShapleyImportanceSampler`): one cohort may have two clients and
+    another twelve, and the sums of their weights vary as much. This sampler, which is not in the paper, draws
+    systematically: each client has a segment on a line, as long as its probability p_i; the segments are in random
+    order; points at distances of 1 select the clients in whose segments they lie. The probabilities are those of
+    AFedSV+, so dividing by them is unbiased, as in Theorem 5.1. If all are below 1, each client's weight w_i / p_i,
+    with w_i its share of the Shapley weights, is 1 / ``cohort_size``, and the cohort's weights sum to 1.
 
     Args:
         cohort_size: m, the number of clients per round, at least 2.

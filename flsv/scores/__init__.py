@@ -1,1 +1,1 @@
-"""Scores of a model's predictions, as torchmetrics; nothing that knows clients, coalitions or contributions."""
+"""Scores of a model's predictions, as torchmetrics. No module here uses clients, coalitions or contributions."""

@@ -22,7 +22,7 @@ MOST_RANKED = 100
 
 
 class ClassScores(Metric):
-    """Metric of accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
+    """Metric that computes accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
 
     - ``accuracy``: share of samples that are classified correctly.
     - ``balanced_accuracy``: the share of a class's samples that are classified correctly, averaged over the classes
@@ -30,8 +30,8 @@ class ClassScores(Metric):
       does not occur but is predicted, with recall 0.
     - ``auroc``: the probability that a sample of a class gets a larger probability for this class than a sample of
       another class, averaged over the classes that occur. A model that always gives the rarer class a probability
-      below 1/2 may still rank both classes well. It is NaN if fewer than two classes occur or a logit is NaN, and for
-      more than 100 classes.
+      below 1/2 may still have a high AUROC. The AUROC is NaN if fewer than two classes occur, if a logit is NaN, and
+      for more than 100 classes.
 
     The states are not persistent: they are never part of a ``state_dict``.
 
@@ -83,7 +83,7 @@ class ClassScores(Metric):
         return self._from_host()[0]
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores, and how many classes occur; all numbers are copied to the host at once."""
+        """Return the scores by name, and the number of classes that occur. Copy all numbers to the host at once."""
         ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0
@@ -99,7 +99,7 @@ class ClassScores(Metric):
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve of each class against the rest, averaged over the classes that occur.
 
-    It is NaN if fewer than two classes occur, or a logit is NaN.
+    The result is NaN if fewer than two classes occur, or a logit is NaN.
 
     Args:
         logits: logits of all samples, ``[N, M]``.
@@ -113,7 +113,7 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
-    """Compute :func:`macro_auroc` from log-odds ``[N, M]`` on the CPU."""
+    """Compute :func:`macro_auroc` from log-odds ``[N, M]`` and classes ``[N]`` on the CPU."""
     if len(labels.unique()) < 2 or odds.isnan().any():
         return torch.tensor(NAN)
     return one_against_rest(auroc, odds, labels)
@@ -134,7 +134,8 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Return the scores of a metric as Python numbers; NaN, without a warning, if it has seen no batch.
+    """Return the scores of ``counts`` as Python numbers by name. If it has seen no batch, they are NaN, without
+    torchmetrics' warning.
 
     Example:
         >>> plain_scores(ClassScores(2))
@@ -146,7 +147,7 @@ def plain_scores(counts: ClassScores) -> dict[str, float]:
 
 
 class EpochScores(ClassScores):
-    """Metric of an epoch: the scores of :class:`ClassScores` (the AUROC only if it is defined) and the loss.
+    """Metric that computes an epoch's loss and the scores of :class:`ClassScores`, the AUROC only if it is defined.
 
     The loss is the weighted mean of the batches' mean losses.
 

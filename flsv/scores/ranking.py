@@ -1,8 +1,8 @@
 """Scores of class probabilities by name: ``"auroc"``, ``"average_precision"`` and ``"f1"``.
 
-With two classes a score is that of class 1, the positive class (see :mod:`flsv.data.positive_class`); the AUROC of a
-softmax is the same for both. With more classes, it is the mean of the scores of all classes that occur, each
-class against the rest ("macro").
+With two classes a score is the score of class 1, the positive class (see :mod:`flsv.data.positive_class`); the AUROC of
+a softmax is the same for both classes. With more classes a score is the mean over the classes that occur, each against
+the rest ("macro").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 def auroc(values: Tensor, labels: Tensor) -> Tensor:
-    """Compute the area under the ROC curve of any finite values ``[N]``, of which larger ones speak for label 1.
+    """Compute the area under the ROC curve of finite values: the larger a value, the more likely label 1.
 
     Args:
         values: one finite number per sample, ``[N]``.
@@ -36,7 +36,7 @@ def auroc(values: Tensor, labels: Tensor) -> Tensor:
     return binary_auroc(values.unique(return_inverse=True)[1] / len(values), labels)
 
 
-#: ``{name: function}``: the function scores one class's probabilities ``[N]`` against labels 0 and 1.
+#: ``{name: function}``: the function computes a score from probabilities of label 1 ``[N]`` and labels 0 or 1 ``[N]``.
 CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "auroc": auroc,
     "average_precision": binary_average_precision,
@@ -45,11 +45,11 @@ CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ClassScore(Metric):
-    """Area under the ROC curve, average precision or F1 of probabilities ``[B]`` of class 1, or ``[B, M]``, against
-    integer classes ``[B]``.
+    """Metric that computes the AUROC, the average precision or the F1 score of probabilities of class 1, ``[B]``, or of
+    all classes, ``[B, M]``, for integer classes ``[B]``.
 
-    More is better. With more than two classes the score is the mean over the classes that occur. For F1 the most
-    probable class is the prediction, so a class that is predicted but does not occur counts as 0 in the mean.
+    Higher is better. With more than two classes the score is the mean over the classes that occur. F1 takes the most
+    probable class as the prediction, so a class that is predicted but does not occur counts as 0 in its mean.
 
     Args:
         name: the score's name in ``CLASS_SCORES``.
@@ -108,7 +108,7 @@ def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor,
     """Compute the mean of a score of each class against the rest, over the classes that occur.
 
     Args:
-        score: scores one column ``[N]`` against labels 0 and 1.
+        score: function of one column ``[N]`` and of labels ``[N]``, 1 for the column's class and 0 for the rest.
         columns: for each class a column of numbers, ``[N, M]``.
         labels: classes of the samples, integers ``[N]``.
     """
@@ -116,8 +116,12 @@ def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor,
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the probabilities ``[B, ...]`` of class 1 if ``probabilities`` are of two classes, ``[B, 2, ...]``; return
-    any others unchanged.
+    """Return the probabilities ``[B, ...]`` of class 1 out of those of two classes, ``[B, 2, ...]``; return any others
+    unchanged.
+
+    Args:
+        probabilities: ``[B, 2, ...]``, ``[B, M, ...]``, or ``[B, ...]`` of class 1 already.
+        labels: classes ``[B, ...]``, only to tell these shapes apart.
 
     Example:
         >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))

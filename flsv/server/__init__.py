@@ -1,5 +1,6 @@
-"""The server's side of a round: filters, contribution metrics, aggregation and personalization in their order; nothing
-that reads clients' data.
+"""The server's side of a round: filters, contribution metrics, aggregation and personalization, in this order.
+
+No module here reads clients' data.
 """
 
 from flsv.server.contribution_metrics import ContributionMetrics

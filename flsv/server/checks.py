@@ -23,7 +23,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check the names under which strategies exchange tensors between the server and the clients.
+    """Check the names under which strategies send tensors to clients, and clients report values.
 
     Args:
         strategies: the federation's strategies, ``{role: strategy}``.
@@ -90,7 +90,7 @@ def check_setup(
 
 
 def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
-    """Let every contribution metric check the data's sample counts and the trainer's number of rounds."""
+    """Let every contribution metric check the clients' numbers of samples and the trainer's number of rounds."""
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -100,7 +100,8 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: Contr
 
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
-    """Check that every metric that a strategy reads is defined, and updated before the strategy reads it."""
+    """Check that each metric that a strategy reads is defined and, if the strategy needs the present round's value,
+    that the metric is updated before the aggregation."""
     defined = sorted(metrics.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
@@ -119,8 +120,8 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that clients and server have the samples that the metrics need, and that clients judge each other where a
-    metric needs it."""
+    """Check that metrics get what they read: validation samples at clients or server, and values that clients give each
+    other's models. Refuse metrics for which clients answer without noise if there is ``GaussianPrivacy``."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -156,7 +157,7 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
 
 
 def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, data: FederatedDataModule) -> None:
-    """Check that the clients' own models can be evaluated: each client has test samples, the module a ``forward``."""
+    """Check that clients' models can be evaluated: each client has test samples, and the module defines ``forward``."""
     every = evaluation.every
     empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
     if empty:
@@ -172,8 +173,8 @@ def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, d
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    """Check that the module defines the method that each metric evaluates models with: ``forward`` or
-    ``validation_step``."""
+    """Check that the module defines the method, ``forward`` or ``validation_step``, with which each metric evaluates
+    models."""
     asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
     logged = [name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)]
     called = [name for name in {**metrics.performances, **asked} if name not in logged]
@@ -196,7 +197,7 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
 
 
 def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
-    """Check that the training samples have classes if a metric or a strategy needs them.
+    """Check that the training samples have classes if a metric or a strategy needs classes.
 
     Args:
         data: the trainer's data module.
@@ -204,8 +205,7 @@ def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strat
         strategies: the federation's strategies, ``{role: strategy}``.
 
     Raises:
-        ConfigurationError: there are no classes; the message names the metric or strategy that needs them, and why
-            there are none.
+        ConfigurationError: there are no classes; the message says why, and names what needs them.
     """
     if data.no_classes is None:
         return
@@ -231,9 +231,9 @@ def check_space(
         space: the map between the module and vectors.
         metrics: the loop's contribution metrics.
         uploads: the attacks, noise and compression that clients apply to their updates.
-        head: the classifier head's name, as given to the loop; None: the default head.
+        head: the classifier head's name, as given to the loop; None for the default head.
         num_classes: the number of classes in the data; None for data without classes.
-        kept: names of the module's entries that stay at the clients, as the loop's ``share`` selects them.
+        kept: names of the parameters and buffers that the loop's ``share`` leaves at the clients.
 
     Raises:
         ConfigurationError: an upload, a metric or ``head`` does not fit the module or the entries that are shared.
@@ -271,11 +271,11 @@ def check_space(
 def check_metric_shapes(
     strategies: Mapping[str, Strategy], metrics: Mapping[str, Metric], num_clients: int, num_classes: int
 ) -> None:
-    """Compare the metric shapes that strategies need with the shapes of the metrics' values.
+    """Check that the metric that each strategy reads has values of the shape that the strategy declares.
 
     Args:
         strategies: the federation's strategies, ``{role: strategy}``.
-        metrics: ``{name: metric}``, bound to the federation; contains all metrics that strategies read.
+        metrics: ``{name: metric}``, all metrics that strategies read, bound to the federation.
         num_clients: n, the number of clients.
         num_classes: M, the number of classes.
 

@@ -1,5 +1,5 @@
-"""ContributionMetrics: the loop's metrics, each updated with those attributes of the round that its ``update``
-names."""
+"""ContributionMetrics: the loop's metrics. A metric's ``update`` gets the attributes of the round that are named like
+its arguments."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class ContributionMetrics:
     """The loop's metrics by name, and their current values.
 
     Args:
-        metrics: ``{name: metric}``. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`.
-            For other argument names the metric's ``round_fields`` maps each to an attribute, to a function of the
-            round, or to None (the argument is then not passed).
-        reported: names of the values that strategies let clients report; metrics may ask for these names, too.
-        num_clients: n, the number of clients, if the metrics are bound already.
+        metrics: ``{name: metric}``. Each argument of a metric's ``update`` has the name of an attribute of
+            :class:`flsv.Round`, or the metric's ``round_fields`` maps it to an attribute, to a function of the round,
+            or to None (the argument is then not passed).
+        reported: names of the values that clients report to strategies; ``update`` may have arguments of these names.
+        num_clients: n, the number of clients, if the metrics are bound already; :meth:`bind` sets it, too.
 
     Attributes:
         contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes; a metric
             that has not been updated yet has no entry.
 
     Raises:
-        ConfigurationError: a metric's ``update`` names an argument that a round does not have; a metric has a name that
-            the reports use.
+        ConfigurationError: a metric's ``update`` has an argument that a round cannot give; or a metric has a name that
+            the reports use for something else.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0) -> None:
@@ -65,7 +65,8 @@ class ContributionMetrics:
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
-        """Return ``{name: {argument: field}}``: for each metric's ``update`` arguments, the round's field to pass."""
+        """Return ``{name: {argument: field}}``: for each argument of each metric's ``update``, the attribute of the
+        round, or the function of the round, that gives its value."""
         return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
@@ -111,8 +112,8 @@ class ContributionMetrics:
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """Return the metrics' current values for strategies, ``{name: value}``: clients never seen get the metric's
-        prior, if it has one, else NaN."""
+        """Return the metrics' current values for strategies, ``{name: value}``, with the metric's ``prior``, if it has
+        one, in place of NaN, the value of clients that never took part."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")
@@ -148,7 +149,11 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose inputs are first available after ``stage``, and store their new values."""
+        """Update the metrics whose inputs are all known only after ``stage``, and store the new values.
+
+        Raises:
+            ValueError: a metric's value does not have one row per client.
+        """
         for name, metric in self.metrics.items():
             fields = self.fields[name]
             if stage != stage_of(fields.values()):

@@ -1,4 +1,4 @@
-"""RoundServer, which instructs the clients, filters and aggregates their updates, and personalizes their models."""
+"""RoundServer: instructs the clients, filters, measures and aggregates their updates, and personalizes their models."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ from flsv.utilities.host_copies import copied, from_host
 
 
 class NoModel(RuntimeError):
-    """Raised if a round cannot have a model: no update is left, or the aggregate is not finite for the second time in a
-    row."""
+    """Error: a round has no next global model, because no update is left, or the aggregate is not finite for the second
+    time in a row."""
 
 
 class RoundServer:
-    """The server side of a federation: its methods are listed in the order in which a round calls them.
+    """The server's side of a federation. A round calls :meth:`instruct`, :meth:`send`, :meth:`receive` and
+    :meth:`finish`, in this order.
 
     It does not depend on a Trainer, and is the same wherever the clients run.
 
     Args:
         metrics: the loop's contribution metrics.
-        strategies: ``{role: strategy}``, all strategies of the run, in the order in which they are called: the
-            aggregator makes the next global model; the personalizer, if there is one, makes the clients' start points.
+        strategies: ``{role: strategy}``, all strategies of the run, in the order in which they are called. The role
+            ``"aggregator"`` is required.
         space: the map between modules and vectors.
         channel: counts the messages between server and clients.
-        filters: applied to a cohort's updates before they are measured and averaged.
+        filters: the filters of a cohort's updates, in the order in which they are applied.
 
     Attributes:
         games: evaluates models on the server's validation set, see :meth:`bind_games`; None if no metric needs it.
-        norms: ``{client id: norm}`` of the updates of the last round; without clients whose model was not finite.
+        norms: ``{client id: norm}`` of the last round's updates before filters, without non-finite ones.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Give the games, which evaluate models for metrics, to the strategies, and store them."""
+        """Store ``games``, which evaluate models on the server's validation set, and pass them to the strategies."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
@@ -90,7 +91,7 @@ class RoundServer:
         return result
 
     def send(self, instructions: Mapping[int, Instruction]) -> None:
-        """Begin a round: count the instructions, ``{client id: instruction}``, as messages to the clients."""
+        """Begin a round: count ``instructions``, ``{client id: instruction}``, as messages to the clients."""
         self.channel.begin_round()
         for client, instruction in instructions.items():
             self.channel.send(client, "down", "start", instruction.start)
@@ -108,7 +109,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """Return the round as the server sees it, without the updates that the filters drop.
+        """Apply the filters to the clients' updates, and return the round with the updates that they leave.
 
         Args:
             updates: the updates that the clients sent.
@@ -117,7 +118,8 @@ class RoundServer:
             state: the federation at the start of the round.
             clients: all n clients of the federation.
             server_data: the server's validation set.
-            chances: returns each client's probability ``[n]`` to be drawn into this cohort; None: all are drawn.
+            chances: function that returns each client's probability ``[n]`` to be drawn into this cohort; None if all
+                clients are drawn.
             broken: ids of the clients whose model was not finite, so that they sent nothing.
 
         Raises:
@@ -177,8 +179,7 @@ class RoundServer:
                 self.channel.send(update.client_id, "up", name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
-        """Apply the filters one after the other and return the remaining cohort; warn with the names of excluded
-        clients.
+        """Apply the filters one after the other, issue their warnings, and return the remaining cohort.
 
         Raises:
             NoModel: no update is left.
@@ -202,8 +203,8 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """Return, for every update, the vector that the client started from, or the client, to be asked for the
-        vector."""
+        """Return, for every update, the vector that the client started from or, if only the client knows it, the client
+        itself, which can be asked for the vector."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -216,9 +217,9 @@ class RoundServer:
             return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
-        """Finish a round: measure it, aggregate it, and measure the quantities that need the aggregate.
+        """Finish a round: aggregate, personalize, and update each metric as soon as its inputs are known.
 
-        The clients' next start points are stored in the state. If the aggregate is not finite, the global model stays
+        The clients' next start points are stored in ``state``. If the aggregate is not finite, the global model stays
         that of the previous round, all weights are 0, and metrics that need the aggregate are not updated.
 
         Args:
@@ -226,7 +227,7 @@ class RoundServer:
             state: the federation at the start of the round.
 
         Returns:
-            The round with all quantities of its last stage.
+            The round, to which the next global model, the weights and the clients' values of each other are added.
 
         Raises:
             NoModel: the aggregate is not finite for the second time in a row.
@@ -258,7 +259,7 @@ class RoundServer:
         self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the next global model, a vector, and the weights of the k clients in it, ``[k]``."""
+        """Return the next global model ``[P]``, with ``server_lr`` applied, and the clients' weights in it, ``[k]``."""
         vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights
@@ -274,8 +275,8 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Store the clients' next start points in the state; return the round with the clients' values of each
-        other."""
+        """Store the clients' next start points in ``state``, and return the round with the values, if any, that clients
+        give each other's models."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)

@@ -34,7 +34,7 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if a setting of the trainer prevents rounds from running as its epochs."""
+    """Raise ConfigurationError if a setting or callback of the trainer does not allow its epochs to be rounds."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
@@ -71,10 +71,10 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check the callbacks, and move those that change optimizers behind the loop in the trainer's list.
+    """Check the callbacks, and move finetuning callbacks, which change optimizers, behind the loop in the list.
 
     The loop must come first because it reads the optimizers that ``configure_optimizers`` returns and their state at
-    the beginning of a round. No check depends on the optimizers.
+    the beginning of a round. The checks need no optimizers, so they can run before there are any.
 
     Args:
         trainer: the fit's trainer; the order of its callbacks is changed.

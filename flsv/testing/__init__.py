@@ -40,8 +40,8 @@ def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) 
 
     Args:
         metric: the metric, created without ``num_clients`` and ``num_classes``.
-        given: ``{name: function}`` for the arguments of ``update`` that a round lacks, such as clients' reports; each
-            function returns the argument, given the :class:`flsv.Round`.
+        given: ``{name: function}`` for the arguments of ``update`` that are no field of a round, such as clients'
+            reports; each function gets the :class:`flsv.Round` and returns the argument.
         options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass; ``module``, a
             function that returns the LightningModule of the fits; and further arguments of the
             :class:`flsv.FederatedLoop`.

@@ -1,5 +1,5 @@
-"""Runner of checks. A case is an object under test (a "part", such as a metric) with everything that its checks need; a
-check is a function of a case, whose docstring tells the user what to do."""
+"""Runner of checks. A case is an object under test (a "part", such as a metric) with everything that its checks need. A
+check is a function of a case; its docstring, with advice for the part's author, is printed if the check fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """Object under test, called part: a metric, an aggregator, a client algorithm or a source.
+    """An object under test, called the part (a metric, an aggregator, a client algorithm or a source), and what its
+    checks need.
 
     Args:
         part: the part as a user creates it, not used yet.
@@ -110,7 +111,8 @@ def ensure(holds: object, got: object) -> None:
 
 
 def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Return whether two values are equal, where NaN equals NaN; tensors bitwise, or up to ``rtol`` if it is given."""
+    """Return whether two values, or nested mappings and lists of values, are equal. NaN equals NaN. Tensors are
+    compared bitwise, or up to the relative and absolute tolerance ``rtol`` if it is given."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
@@ -140,7 +142,8 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Save a state, load it again as a checkpoint does, and return it; raise if a checkpoint cannot hold the state."""
+    """Save a state and load it as Lightning does with a checkpoint, and return the loaded state. ``torch.load`` raises
+    an error if the state holds types that a checkpoint cannot hold."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -149,8 +152,8 @@ def saved(state: Any) -> Any:
 
 @contextmanager
 def untouched_rngs(who: str) -> Iterator[None]:
-    """Raise AssertionError if the code in the context draws from torch's global random generator; ``who`` is its
-    name."""
+    """Raise AssertionError at the end of the context if the code in it has drawn from torch's global random generator.
+    ``who`` names the code in the message."""
     before = torch.get_rng_state()
     yield
     ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
@@ -162,8 +165,8 @@ def is_one(case: Any) -> None:
 
 
 def pickles(case: Case) -> None:
-    """Define the part's class and functions at the top of a module, and keep the arguments as attributes: a copy and a
-    pickle, which ranks and copies of a loop need, must have the same description as the part."""
+    """Check that a copy and a pickle of the part, which ranks and copies of a loop need, have the same description as
+    the part: define its class and functions at the top of a module, and keep the arguments as attributes."""
     part = case.new()
     for other in (pickle.loads(pickle.dumps(part)), case.new()):
         ensure(described(other) == described(part), f"{described(other)} of {described(part)}")

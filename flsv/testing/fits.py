@@ -30,7 +30,7 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
 SIZES = (8, 6, 8, 10)
-#: Clients of each round; client 3 is in no round.
+#: Numbers of the clients of each round; client 3 is in no round.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
 #: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (2, 0, 3, 1)
@@ -48,7 +48,7 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler that returns the cohorts of a list one after the other.
+    """Sampler that returns the cohorts of a list, one in each round, and begins again after the last.
 
     Args:
         cohorts: numbers of the clients of each cohort.
@@ -71,11 +71,11 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Draw samples of a client and return them, ``[m, 4]``, with their classes ``[m]``.
+    """Draw a client's samples, the same at every call, and return their features ``[m, 4]`` and classes ``[m]``.
 
     Args:
         client: number of the client; -1 for the server.
-        alike: whether a client's samples are all equal, so that the split and the order do not matter.
+        alike: whether all samples of the client are equal, so that neither their split nor their order matters.
     """
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
@@ -88,7 +88,7 @@ def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) ->
     """Return a data module of four clients with validation and test samples, and with a validation set of the server.
 
     Args:
-        order: number of each of the four clients.
+        order: the new number of each of the four clients.
         alike: whether the samples of a client are all equal, see :func:`samples_of`.
     """
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
@@ -96,11 +96,11 @@ def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) ->
 
 
 class Fit(L.Callback):
-    """Callback that records the models and values of a fit.
+    """Callback that records the models and the metrics' values of a fit.
 
     Args:
         loop: the loop of the fit.
-        checkpoint: file of the checkpoint that is saved after the second round; None: no checkpoint.
+        checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
 
     Attributes:
         models: the parameters ``[P]`` of the global model after each round.
@@ -135,8 +135,8 @@ class FitCase(Case):
     Args:
         part: the part as a user creates it, not used yet.
         expected_failures: ``{check: reason}`` for the checks that the part cannot pass; these checks have to fail.
-        module: function that returns the LightningModule to train; by default a classifier with two linear layers.
-        loop: further arguments of the :class:`flsv.FederatedLoop`.
+        module: function that returns the LightningModule to train; by default :class:`TinyClassifier`.
+        loop: further arguments of the :class:`flsv.FederatedLoop` in which the part is used.
     """
 
     #: Name of the loop's argument that takes the part, and base class of such parts.
@@ -144,7 +144,7 @@ class FitCase(Case):
     base: type
     #: Whether the part can be used in a loop.
     in_a_loop = True
-    #: Whether the part uses clients, rather than only the data of a round at the server.
+    #: Whether the part uses clients; otherwise it uses only the data of a round that the server has.
     sees_clients = True
 
     def __init__(
@@ -164,16 +164,15 @@ class FitCase(Case):
             return self._module()
 
     def placed(self, part: Any) -> dict[str, Any]:
-        """Return the arguments of :class:`flsv.FederatedLoop` that contain the part."""
+        """Return the arguments that put the part into a :class:`flsv.FederatedLoop`."""
         return {self.role: part}
 
     def taken(self, loop: FederatedLoop) -> Any:
-        """Return the part that a loop contains."""
+        """Return the part of this case's kind that a loop has."""
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """Return a loop with a new copy of the part, and with the metrics that aggregators and other parts read by
-        name.
+        """Return a loop with a new copy of the part, and with a metric for each part that reads one by name.
 
         Args:
             cohorts: numbers of the clients of each round.
@@ -205,8 +204,8 @@ class FitCase(Case):
             loop: the loop to train.
             rounds: number of rounds.
             data: the data module; None: :func:`tiny_data`.
-            checkpoint: file of the checkpoint that is saved after the second round; None: no checkpoint.
-            start: checkpoint from which the fit is resumed; None: it starts anew.
+            checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
+            start: checkpoint from which the fit is resumed; None if the fit starts from the beginning.
         """
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
@@ -224,11 +223,13 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Uninterrupted fit, with which other fits are compared."""
+        """Fit of all rounds without interruption, with which other fits are compared; it is trained at the first
+        use."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise unless ``fit`` gives the models and values of the uninterrupted fit, or refuses before its first round.
+        """Raise AssertionError unless a fit gives the models and values of :attr:`uninterrupted`, or is refused by a
+        ConfigurationError before its first round.
 
         Args:
             fit: function that trains a loop and returns the record of the fit.
@@ -252,22 +253,22 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """Return everything that the next round needs from state_dict: a fit that is stopped after two of three rounds and
-    resumed must end as if it had not been stopped, to the bit."""
+    """Check that a fit that is stopped after two of three rounds and resumed ends as if it had not been stopped, to the
+    bit: return everything that the next round needs from ``state_dict``."""
     if case.in_a_loop:
         whole = case.uninterrupted
         expect_same(case.fit(case.make(), start=whole.checkpoint).results(), whole.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """Refuse, in begin(federation), settings that cannot be batched: with engine="vmap" two rounds must end as in one
-    process, to rounding, or be refused before the first."""
+    """Check that two rounds with engine="vmap" end as in one process, to rounding, or are refused before the first
+    round: in begin(federation), refuse settings that cannot be batched."""
     if case.sees_clients:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
 
 def clients_permuted_in_a_fit(case: FitCase) -> None:
-    """Index by client_ids: clients with other numbers must end with the same models and weights."""
+    """Check that clients with other numbers end with the same models and weights: index by client_ids."""
     one = case.fit(case.make(), 2, tiny_data(alike=True)).results()
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     other = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
@@ -278,15 +279,16 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 
 
 def state_is_saved(case: FitCase) -> None:
-    """Return tensors, numbers, strings, lists and dicts from state_dict, so that the state that a part keeps between
-    rounds is the same after a checkpoint."""
+    """Check that the state which a part keeps between rounds is the same after a checkpoint: return tensors, numbers,
+    strings, lists and dicts from ``state_dict``."""
     state = case.taken(case.uninterrupted.loop).state_dict()
     back = saved(state)
     ensure(equal(back, state), f"{back} of {state}")
 
 
 def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
-    """Raise AssertionError unless the values of two mappings are equal, bitwise or, if given, up to ``rtol``."""
+    """Raise AssertionError unless ``mine`` has an equal value for each name in ``theirs``; values are compared bitwise
+    or, if it is given, up to ``rtol``."""
     differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
     ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
@@ -307,8 +309,8 @@ class ClientAlgorithmCase(FitCase):
 
 
 def weights_are_given(case: AggregatorCase) -> None:
-    """Return a finite weight for each row of round.client_ids, and a finite model: a client without a contribution has
-    NaN there, so define its weight."""
+    """Check that ``aggregate`` returns a finite weight for each row of round.client_ids, and a finite model. The
+    contribution of a client without a value is NaN, so define its weight."""
     loop = case.make()
     aggregator: Any = loop.aggregator
     aggregate = aggregator.aggregate
@@ -324,8 +326,8 @@ def weights_are_given(case: AggregatorCase) -> None:
 
 
 def trains_alone(case: ClientAlgorithmCase) -> None:
-    """Keep a client's state in context.state, and undo changes of the module in leave_client: a client's training must
-    not depend on the clients before it."""
+    """Check that a client's training does not depend on the clients before it: keep a client's state in context.state,
+    and undo changes of the module in leave_client."""
     last = COHORTS[0][-1]
     keep = {"evaluation": ClientEvaluation(keep_trained=True)}
     alone, together = (case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0]))
@@ -333,8 +335,8 @@ def trains_alone(case: ClientAlgorithmCase) -> None:
 
 
 def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """Declare everything that is sent beside the model by names, each once, in the tuples sends and reports of the
-    class."""
+    """Check that the class declares everything that is sent beside the model in the tuples sends and reports: by names,
+    each once."""
     names = [*case.part.sends, *case.part.reports]
     ensure(all(names) and len(set(names)) == len(names), names)
 
@@ -347,8 +349,9 @@ _CLIENT_SIDE = (
 
 
 def sides_are_apart(case: FitCase) -> None:
-    """Declare everything that is sent in sends and reports, and keep a client's data in its state: a fit must end the
-    same, to the bit, with one object of the part at the clients and another at the server, as on ranks and at sites."""
+    """Check that a fit ends the same, to the bit, with one object of the part at the clients and another at the server,
+    as on ranks and at sites: declare everything that is sent in sends and reports, and keep a client's data in its
+    state."""
     kind: Any = type(case.part)
     own = [n for n in _CLIENT_SIDE if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)]
     if not own:

@@ -29,8 +29,8 @@ class MetricCase(fits.FitCase):
 
     Args:
         part: the metric, created without numbers of clients and classes.
-        given: ``{name: function}`` for the arguments of ``update`` that a round lacks; each function returns the
-            argument, given the round.
+        given: ``{name: function}`` for the arguments of ``update`` that are no field of a round; each function gets the
+            round and returns the argument.
         options: further arguments of :class:`flsv.testing.fits.FitCase`.
     """
 
@@ -51,13 +51,13 @@ class MetricCase(fits.FitCase):
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
-        """True if a loop can update the metric; other metrics are updated outside of a loop."""
+        """True if a loop can update the metric; other metrics are updated by the checks alone."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Fields of a round from which the arguments of the metric's ``update`` are taken, by argument."""
+        """For each argument of the metric's ``update``, by name, the field of a round that it reads."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -76,7 +76,8 @@ class MetricCase(fits.FitCase):
 
     @torch.no_grad()
     def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
-        """Update ``metric``, or by default a new metric, with the rounds of these indices, and return it."""
+        """Update ``metric``, or a new metric if it is None, with the rounds of these ``indices``, and return it.
+        ``options`` are those of :class:`flsv.testing.rounds.Rounds`."""
         metric = self.new() if metric is None else metric
         rounds = self.rounds(**options)
         for index in indices:
@@ -84,17 +85,18 @@ class MetricCase(fits.FitCase):
         return metric
 
     def half(self) -> Any:
-        """Return a new metric after the first half of the rounds."""
+        """Return a new metric that was updated with the first half of the rounds."""
         return self.fed(EVERY[:HALF])
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """Results of the metric after all rounds."""
+        """Results by name of a metric that was updated with all rounds, see :func:`all_of`."""
         return all_of(self.fed())
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """Return all results of a metric by name; ``value`` is the result of its ``compute``, by default computed here."""
+    """Return all results of a metric by name: its value, overall values, intervals and diagnostics. ``value`` is what
+    its ``compute`` has returned; if it is None, ``compute`` is called here."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
@@ -103,13 +105,13 @@ def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """Name the arguments of update after parts of a round, such as client_ids, or of given."""
+    """Check that the arguments of update are named after fields of a round, such as client_ids, or keys of given."""
     ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """Return from compute detached floats [n] or [n, M] of all n clients, whether they took part or not, and from
-    per_client one number each."""
+    """Check that compute returns detached floats [n] or [n, M] for all n clients, whether they took part or not, and
+    per_client one number for each."""
     value = case.whole["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
     ensure(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
@@ -119,7 +121,8 @@ def one_row_per_client(case: MetricCase) -> None:
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Start the states with NaN, since 0 would be a measurement: only clients that took part have a value."""
+    """Check that all clients that took part have a value, and no others: start the states with NaN, since 0 would be a
+    measurement."""
     rows = torch.cat([case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1)
     ensure(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
     others = [client for client in range(NUM_CLIENTS) if client != NEVER]
@@ -128,8 +131,8 @@ def never_seen_is_nan(case: MetricCase) -> None:
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """Index by client_ids, and do not depend on the order of the cohort: a client with another number must have the
-    same value."""
+    """Check that clients with other numbers have the same values: index by client_ids, and do not depend on the order
+    of the cohort."""
     value = case.whole["value"]
     other = case.fed(order=ORDER).compute()[list(ORDER)]
     if case.fields.get("peer_values"):  # its columns are clients, too
@@ -138,7 +141,7 @@ def clients_permuted(case: MetricCase) -> None:
 
 
 def inputs_stay(case: MetricCase) -> None:
-    """Leave the arguments of update unchanged, and draw from the round's generator only."""
+    """Check that update leaves its arguments unchanged, and draws from no generator but the round's."""
     arguments = case.arguments(case.rounds()[0])
     tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
     before = copy.deepcopy(tensors)
@@ -149,15 +152,16 @@ def inputs_stay(case: MetricCase) -> None:
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """Keep all results of update in states, by add_state, and nowhere else: after reset a metric must be as new."""
+    """Check that a metric is as new after reset: keep all results of update in states, by add_state, and nowhere
+    else."""
     metric = case.fed()
     metric.reset()
     fits.expect_same(all_of(case.fed(metric=metric)), case.whole)
 
 
 def forward_counts_once(case: MetricCase) -> None:
-    """Give each state a dist_reduce_fx that merges two states, the later one second: forward must count a round as
-    update does, or refuse it."""
+    """Check that forward counts a round as update does, or refuses it: give each state a dist_reduce_fx that merges two
+    states, the later one second."""
     metric, rounds = case.new(), case.rounds()
     if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
         value = metric.compute()
@@ -165,8 +169,8 @@ def forward_counts_once(case: MetricCase) -> None:
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Give each state a dist_reduce_fx that merges two states, the later one second: parts of a run, the earlier merged
-    into the later, must give the results of the whole run, or be refused."""
+    """Check that merge_state, called with an earlier part of a run on a metric of a later part, gives the results of
+    the whole run, or refuses it: give each state a dist_reduce_fx that merges two states, the later one second."""
 
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
@@ -181,23 +185,23 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Keep all results of update in states: a metric that is pickled or copied between two rounds must give the
-    same values as the original, to the bit."""
+    """Check that a metric that is pickled or copied between two rounds ends with the values of the original, to the
+    bit: keep all results of update in states."""
     for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
         fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
 def resumes_to_the_bit(case: MetricCase) -> None:
-    """Keep all results of update in states, by add_state, because a checkpoint holds only states: a new metric that
-    loads a state_dict between two rounds must give the same values, to the bit, as the metric that saved it."""
+    """Check that a new metric that loads a state_dict between two rounds ends with the values of the metric that saved
+    it, to the bit: keep all results of update in states, by add_state, because a checkpoint holds only states."""
     metric = case.new()
     metric.load_state_dict(saved(case.half().state_dict()))
     fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Convert tensors to the dtype of the states, by tensor.to(state): models and states in double precision must give
-    the same values, to rounding."""
+    """Check that models and states in double precision give the same values, to rounding: convert tensors to the dtype
+    of the states, by tensor.to(state)."""
     wide = case.new().set_dtype(torch.float64)
     for metric in (case.new(), wide):
         value = case.fed(metric=metric, dtype=torch.float64).compute()
@@ -205,7 +209,7 @@ def any_precision(case: MetricCase) -> None:
 
 
 def states_move(case: MetricCase) -> None:
-    """Make all tensors states or buffers, which metric.to(device) moves."""
+    """Check that metric.to(device) moves all tensors of the metric: make them states or buffers."""
     metric = case.half().to("meta")
     tensors = {name: each for name, each in vars(metric).items() if isinstance(each, Tensor) and name != "class_counts"}
     stay = [name for name, each in tensors.items() if each.device.type != "meta"]
@@ -213,7 +217,7 @@ def states_move(case: MetricCase) -> None:
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """Return from guide() the values' unit and sign, and the metric's needs and costs."""
+    """Check that guide() returns the values' unit and sign, and the metric's needs and costs."""
     lines = case.new().guide().lines()
     ensure(all(lines.values()), lines)
 

@@ -16,7 +16,8 @@ from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
-#: Clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second half.
+#: Numbers of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the
+#: second half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
 #: New numbers of all clients, to check that results do not depend on the numbers.
@@ -24,11 +25,11 @@ ORDER = (3, 0, 4, 1, 2)
 
 
 class Rounds:
-    """Four rounds of five clients, always the same; read them in order by index.
+    """Four rounds of five clients, always the same; read them by index, in order.
 
     Args:
-        given: ``{name: function}``, each returns a field that a round lacks, given the round.
-        order: number of each of the five clients.
+        given: ``{name: function}`` for reports that a round lacks; each function gets the round and returns the report.
+        order: the number of each of the five clients.
         dtype: data type of the models and the samples.
     """
 
@@ -63,8 +64,7 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw normal random numbers of a shape; ``of`` is the key of their seed, so that equal keys give equal
-        numbers."""
+        """Draw a tensor of normal random numbers of a shape; calls with equal keys ``of`` draw the same numbers."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -80,7 +80,7 @@ class Rounds:
         return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
 
     def __getitem__(self, index: int) -> Round:
-        """Make the round of this index, with its aggregated model."""
+        """Return the round of this index, with its aggregated model."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))

@@ -42,12 +42,12 @@ class SourceCase(Case):
 
     @property
     def reading(self) -> Reading:
-        """Options of reading, taken from the arguments of the data module."""
+        """The user's options of reading, from the arguments of the data module in this case."""
         names = {"label": "labels", "group": "groups", "columns": "columns", "files": "files"}
         return Reading(**{mine: self.options[theirs] for mine, theirs in names.items() if theirs in self.options})
 
     def open(self) -> Any:
-        """Open the example and return its training samples, or a table."""
+        """Open the example with the source; return its training samples as a data set, or a table."""
         data: Any = self.part.open(self.given, self.reading)
         if not isinstance(data, Dataset | Table | SourceData) and data is not self.given:  # a DataFrame, arrays
             data = read_part(data, self.reading, "what open gives")
@@ -60,8 +60,9 @@ class SourceCase(Case):
 
 
 def matches_its_kind(case: SourceCase) -> None:
-    """Return True from match for data that the source opens and False for all others, by their type or the ending of a
-    path: an installed source comes before flsv's own."""
+    """Check that match returns True for the data that the source opens, and False for all other data: decide by the
+    type, or by the ending of a path. An installed source is asked before flsv's own sources, so it must not take their
+    data."""
     x, y = samples_of(0)
     others: list[Any] = [Path("there/is/no.such_kind"), "no_such_name", (x, y), x, [(x, y)], {"train": (x, y)}, 3, None]
     ensure(case.part.match(case.given) is True, f"not True of {case.given!r}")
@@ -70,8 +71,8 @@ def matches_its_kind(case: SourceCase) -> None:
 
 
 def opens_samples(case: SourceCase) -> None:
-    """Return from open a table, or several samples that are equal when they are read again and can be batched; targets
-    and groups, if any, need an entry for each sample. See flsv.data.Source."""
+    """Check that open returns a table, or several samples that can be batched and are equal when they are read again;
+    targets and groups, if any, need an entry for each sample. See flsv.data.Source."""
     with untouched_rngs("an open"):
         data = case.opened
     ensure(len(data) > 1, f"{len(data)} training samples")
@@ -86,15 +87,16 @@ def opens_samples(case: SourceCase) -> None:
 
 
 def opens_the_same_again(case: SourceCase) -> None:
-    """Sort listed files, so that a source always holds the same samples in the same order, on which a resumed run
-    relies."""
+    """Check that a source that is opened again has the same samples in the same order, on which a resumed run relies:
+    sort listed files."""
     if not isinstance(case.opened, Table):
         one, again = (content_hashes(data, {"all": torch.arange(len(data))}) for data in (case.opened, case.open()))
         ensure(one == again, "others when it is opened again")
 
 
 def is_dealt_out(case: SourceCase) -> None:
-    """Let a data module partition all samples among two clients, or by the source's groups, and read their batches."""
+    """Check that a data module can partition all samples between two clients, or by the source's groups, and read their
+    batches."""
     home = sys.modules[open_source.__module__]
     grouped = "groups" in case.options or getattr(case.opened, "groups", None) is not None
     options = {"partitioner": GroupPartitioner() if grouped else IIDPartitioner(2), **case.options}
@@ -110,7 +112,7 @@ def is_dealt_out(case: SourceCase) -> None:
 
 
 def broken_ones_are_refused(case: SourceCase) -> None:
-    """Raise a ConfigurationError that says what is wrong with data that cannot be read."""
+    """Check that open raises a ConfigurationError that says what is wrong if data cannot be read."""
     for each in case.broken:
         found = refused(partial(case.part.open, each, case.reading), ConfigurationError)
         ensure(found, f"no error of {each!r}")

@@ -12,7 +12,8 @@ from flsv.data.groups import client_called
 from flsv.training.local_steps import limited
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
 
-#: Function that trains on the batches that the cohort's loader gives now; ``last`` says that the round has no more.
+#: Function that trains on the batches that the cohort's loader yields at present. Its argument is True if these are the
+#: round's last batches.
 Run = Callable[[bool], None]
 
 
@@ -23,7 +24,7 @@ class ClientBatches:
     Attributes:
         client: the client's id.
         batches: the number of batches in all local epochs together.
-        epochs: the places of its local epochs among all of the loader.
+        epochs: the positions of the client's local epochs among the local epochs of the whole cohort.
     """
 
     client: int
@@ -32,8 +33,8 @@ class ClientBatches:
 
 
 class CohortLoader(Iterable[Any]):
-    """The train dataloader of one round: the batches of all clients of the cohort, one client after the other; within
-    :meth:`train`, those of one local epoch of one client.
+    """The train dataloader of one round, which yields the batches of all clients of the cohort, one client after the
+    other. While :meth:`train` runs, it yields only the batches of one local epoch of one client.
 
     A client's batches depend on the seed, the round and the client only, not on the other clients of the cohort: every
     local epoch is shuffled by a generator of its own.
@@ -72,7 +73,13 @@ class CohortLoader(Iterable[Any]):
         self._present = range(len(self._epochs))
 
     def train(self, visit: ClientBatches, run: Run) -> None:
-        """Call ``run`` for each local epoch of a client, while this loader gives that epoch's batches only."""
+        """Call ``run`` once for each local epoch of a client; during the call this loader yields only that epoch's
+        batches.
+
+        Args:
+            visit: the client's batches, one of :attr:`visits`.
+            run: trains on the loader's batches; its argument is True in the last local epoch of the round.
+        """
         everything = self._present
         try:
             for place in visit.epochs:

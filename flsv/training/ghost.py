@@ -52,7 +52,7 @@ class GhostProducts:
     They cost one more forward pass of every layer.
 
     Args:
-        module: the module whose forward and backward passes are watched while :attr:`samples` is not None.
+        module: the module. Products are computed in its forward and backward passes while :attr:`samples` is not None.
         reference: the vector g: tensors by parameters' names, in the parameters' shapes. For a trainable parameter
             without an entry, g is 0.
 
@@ -89,9 +89,9 @@ class GhostProducts:
 
     @property
     def samples(self) -> int | None:
-        """Return the number of samples in the present batch; None: the batch is not watched.
+        """Return the number of samples in the present batch; None if no products are computed for it.
 
-        Setting the number begins a batch. It must be the size of the first dimension of all layers' outputs."""
+        Set it before each batch, to the size of the first dimension of all layers' outputs."""
         return self._samples
 
     @samples.setter
@@ -108,16 +108,13 @@ class GhostProducts:
             ]
 
     def take(self) -> Tensor:
-        """Return one product per sample for all samples since the last call, in order, and forget the products.
-
-        Returns:
-            float64 ``[N]``, with N the number of samples in all watched batches since the last call.
-        """
+        """Return the products of all N samples since the last call, float64 ``[N]`` in the samples' order, and forget
+        them."""
         products, self._products = self._products, []
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
-        """Remove the hooks until the next batch that is watched; :meth:`take` still returns the collected products."""
+        """Remove the hooks until :attr:`samples` is set again; :meth:`take` still returns the collected products."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -152,7 +149,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
     Args:
         module: the module, in the mode (train or eval) of its training.
-        names: names of the parameters whose layers are checked.
+        names: names of the parameters whose layers are checked, besides every BatchNorm.
 
     Raises:
         ConfigurationError: a layer does not separate the gradients; the message names the layer and a remedy.
@@ -174,7 +171,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return the reason why a layer has no ghost product, as a relative clause; None: it has one."""
+    """Return the reason why a layer has no ghost product, as a relative clause; None if it has one."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -192,7 +189,7 @@ def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) ->
     Args:
         layer: the layer.
         own: the layer's parameters by name.
-        g: the part of the vector g for each of these parameters, by name; None: zeros.
+        g: the part of the vector g for each of these parameters, by name; None stands for zeros.
     """
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 #: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
 SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
 SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
-#: Options of several optimizers: a list per optimizer, with a dictionary of options by name per parameter group.
+#: Options of several optimizers: for each optimizer a list with one ``{option: value}`` per parameter group.
 Options = list[list[dict[str, Any]]]
 
 

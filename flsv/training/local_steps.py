@@ -40,11 +40,12 @@ class LocalSteps(Slot):
 
     Attributes:
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        client: the client whose numbers of steps and batches Lightning gets; None: Lightning gets the largest number of
-            any client.
-        begun: whether the first cohort's batches exist; from then on only ``configure_optimizers`` gets a client's
-            number of batches.
-        last_batch: whether the client in training is at its last batch; None: no client is in training.
+        client: the client whose numbers of steps and batches Lightning gets. If it is None, Lightning gets the largest
+            numbers of any client.
+        begun: whether the first cohort's train dataloader exists. From then on Lightning gets its length; before, and
+            in ``configure_optimizers``, Lightning gets :meth:`length`.
+        last_batch: whether the client in training is at its last batch of the round; None if no client is in
+            training.
         length_was_read: whether ``configure_optimizers`` has read the number of steps, so that clients with different
             numbers of steps have different schedules.
     """
@@ -88,19 +89,21 @@ class LocalSteps(Slot):
         return max(self.of(client) for client in range(self._data.num_clients))
 
     def length(self) -> range:
-        """Return a stand-in for the train dataloader in ``configure_optimizers``.
+        """Return a stand-in for the train dataloader, for times at which it does not exist, see :attr:`begun`.
 
-        Its length is the present client's number of batches in a round; if no client trains, the largest such number of
-        any client."""
+        The length is the present client's number of batches in a round or, if no client trains, the largest of any
+        client."""
         return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
-        """Return the value of ``trainer.estimated_stepping_batches``: the present client's number of steps."""
+        """Return the value of ``trainer.estimated_stepping_batches``: the present client's number of steps, or the
+        largest of any client if no client trains."""
         return self._answer(self.of, "estimated_stepping_batches")
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
-        """Return the present client's number, or the largest of any client if no client trains, with a warning if the
-        module reads it too early.
+        """Return the present client's number or, if no client trains, the largest of any client.
+
+        Warn if clients differ and the module reads the number in a hook before ``configure_optimizers``.
 
         Args:
             count: a function that returns a client's number.
@@ -152,8 +155,8 @@ class LocalSteps(Slot):
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the cohort that the sampler will draw for a round; all clients if the draw depends on more than the
-        run's seed and the round."""
+        """Return the cohort that the sampler will draw for a round, or all clients if the draw depends on more than the
+        run's seed and the round, so that it is not known in advance."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)

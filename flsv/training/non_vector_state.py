@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.core.plain_tensors import LIGHTNINGS, plain_state
 from flsv.utilities.errors import ConfigurationError
 
-#: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
+#: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
 
 
@@ -30,10 +30,10 @@ class NonVectorState:
     that a module keeps as plain attributes, alone or in tuples (an LSTM's state), also if training creates them or puts
     them in place of a None.
 
-    Left out are plain tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer,
-    and the states of torchmetrics, which count over the whole cohort. Other attributes (numbers, lists of outputs or of
-    past samples) pass from client to client, and a resumed run begins without them, unless the module saves them
-    (``on_save_checkpoint``).
+    It does not include plain tensors with a gradient (outputs), tensors that share their memory with a parameter or
+    buffer, and the states of torchmetrics, which count over the whole cohort. Other attributes (numbers, lists of
+    outputs or of past samples) pass from client to client, and a resumed run begins without them, unless the module
+    saves them (``on_save_checkpoint``).
 
     Args:
         module: the module.
@@ -100,7 +100,8 @@ class NonVectorState:
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
-        """Warn, once, if lists or mappings of the module hold more tensors than at first: they pass between clients."""
+        """Warn, once, if the module's lists and mappings hold more tensors than at first: they pass to other
+        clients."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
         if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
@@ -155,8 +156,8 @@ class NonVectorState:
 
 
 def _collections(module: nn.Module) -> dict[str, int]:
-    """Return how many tensors, scalars not counted, each list, mapping, set and deque of a module holds, by the
-    attribute's name."""
+    """Return ``{attribute: number of tensors in it}`` for each list, dictionary, set and deque of a module that holds
+    tensors; scalar tensors are not counted."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():

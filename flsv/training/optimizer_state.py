@@ -14,8 +14,8 @@ from flsv.training.group_options import copied
 from flsv.training.slots import Slot
 from flsv.utilities.errors import ConfigurationError
 
-#: An optimizer's state: a parameter's entries under the parameter's number, as in ``Optimizer.state_dict()``, and other
-#: entries under the optimizer's own keys.
+#: An optimizer's state as in ``Optimizer.state_dict()``. The keys are the parameters' numbers; entries that belong to
+#: no parameter have the optimizer's own keys.
 ByIndex = dict[Any, Any]
 
 
@@ -24,8 +24,8 @@ class OptimizerState(Slot):
 
     Args:
         trainer: the trainer, with its optimizers set up.
-        policy: ``"reset"``: a client starts each round with an empty state; ``"persist"``: with the state from the end
-            of its last round.
+        policy: ``"reset"``: a client starts each round with an empty state. ``"persist"``: it starts with the state
+            from the end of its last round.
 
     Raises:
         ConfigurationError: an optimizer trains tensors that are not parameters of the module, or has
@@ -58,7 +58,7 @@ class OptimizerState(Slot):
         return left
 
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
-        """Return a client's state from a checkpoint with its tensors moved to their parameters' devices."""
+        """Return ``kept``, a client's state from a checkpoint, with each tensor moved to its parameter's device."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
             optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -68,8 +68,8 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Call the method ``upload_parameters`` of the optimizers that have it, which replaces the trained weights by the
-    weights to send.
+    """Call the method ``upload_parameters`` of each optimizer that has one, such as
+    :class:`flsv.training.algorithms.MoreauSGD`: it writes the weights to send into the module.
 
     Returns:
         Whether an optimizer has this method.
@@ -91,8 +91,8 @@ def _by_index(optimizer: Optimizer) -> ByIndex:
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """Return a copy of a client's stored state with the optimizer's parameters as keys; a round that fails must not
-    change the stored state."""
+    """Return a copy of a client's stored state ``kept`` with the optimizer's parameters as keys. It is a copy so that a
+    round that fails does not change the stored state."""
     parameters = dict(enumerate(_parameters(optimizer)))
     return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
 

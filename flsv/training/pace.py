@@ -14,7 +14,7 @@ from flsv.training.slots import Slot
 
 
 class Pace(Slot):
-    """Slot for schedulers, learning rates and other options of parameter groups: each client continues with its own.
+    """Slot for learning-rate schedulers and options of parameter groups: each client continues with its own.
 
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes while a
       client trains. Both continue from their values at the end of the client's last round, for either ``policy``; see
@@ -26,7 +26,7 @@ class Pace(Slot):
     Args:
         trainer: the trainer, with its optimizers set up.
         policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: every client's number of steps; None: all clients have the same schedules.
+        steps: the clients' numbers of steps. If None, all clients have the same schedules.
 
     Raises:
         ConfigurationError: a scheduler cannot serve several clients; see :class:`flsv.training.schedules.Schedules`.
@@ -90,6 +90,7 @@ class Pace(Slot):
 
 
 def _group(options: Options, optimizer: int, group: int) -> Mapping[str, Any]:
-    """Return the options of one parameter group; none if there was no such group when they were read."""
+    """Return the options of parameter group ``group`` of optimizer ``optimizer``; an empty mapping if ``options`` does
+    not have this group."""
     groups = options[optimizer] if optimizer < len(options) else []
     return groups[group] if group < len(groups) else {}

@@ -45,8 +45,8 @@ class OptimizerOptions:
             before: the :attr:`configured_options` of the run's start.
 
         Raises:
-            ConfigurationError: classes or numbers of optimizers, groups or schedulers differ, or options differ and
-                there is a scheduler.
+            ConfigurationError: the classes or numbers of optimizers, parameter groups or schedulers have changed; or an
+                option has changed and there is a scheduler.
         """
         if before["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(

@@ -19,11 +19,11 @@ class Schedules:
 
     A scheduler that is configured with ``interval="step"`` belongs to the clients, and a scheduler with
     ``interval="epoch"`` to the federation, also with manual optimization. While no client trains, the clients'
-    schedulers are in the state in which ``configure_optimizers`` made them, which is called the federation's state.
+    schedulers are in the federation's state: the one in which ``configure_optimizers`` made them.
 
     Args:
         trainer: the trainer, with its optimizers and schedulers set up.
-        steps: every client's number of steps; None: all clients have the same schedules.
+        steps: the clients' numbers of steps. If None, all clients have the same schedules.
 
     Raises:
         ConfigurationError: one optimizer has a scheduler per batch and a scheduler per round, or
@@ -53,8 +53,8 @@ class Schedules:
 
         Args:
             client: the client's number.
-            states: the states of the client's schedulers by number, from :meth:`leave`; None: this is the client's
-                first round, and its schedules begin.
+            states: the states of the client's schedulers by number, from :meth:`leave`; None in the client's first
+                round, in which its schedules begin.
         """
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
@@ -69,7 +69,7 @@ class Schedules:
         """Set the schedulers to the federation's states again, and return the client's states by scheduler number.
 
         Raises:
-            ConfigurationError: the client's training has stepped a scheduler whose interval is a round.
+            ConfigurationError: the client's training has stepped a scheduler that has to step once a round.
         """
         self._check_owner()
         if self._federations is None:
@@ -86,8 +86,10 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return the schedulers that ``configure_optimizers`` makes for a client's number of steps; None: the fit's own
-        schedulers are made for this number."""
+        """Return schedulers made for the client's number of steps, or None if the fit's own schedulers suit the client.
+
+        The fit's own schedulers are made for the largest number of any client. They suit every client if
+        ``configure_optimizers`` does not read a number of steps."""
         if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -112,7 +114,7 @@ class Schedules:
             )
 
     def _check_owner(self) -> None:
-        """Raise ConfigurationError if the client's training has stepped a scheduler whose interval is a round."""
+        """Raise ConfigurationError if the client's training has stepped a scheduler that has to step once a round."""
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
             if not equal_states(scheduler.state_dict(), state):
@@ -124,7 +126,7 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers that ``configure_optimizers`` has made for another number of steps than the fit's own schedulers.
+    """Schedulers that a second call of ``configure_optimizers`` makes for the present client's number of steps.
 
     Args:
         trainer: the trainer, which gives ``configure_optimizers`` the present client's number of steps.
@@ -144,9 +146,9 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Replace the contents of the fit's schedulers by those of this family's schedulers.
+        """Replace the attributes of the fit's schedulers by the attributes of this family's schedulers.
 
-        References to the fit's schedulers stay valid, and the schedulers change the parameter groups of the fit's
+        References to the fit's schedulers stay valid. They continue to change the parameter groups of the fit's
         optimizers.
 
         Args:

@@ -33,7 +33,7 @@ class SharedModule:
         space: the map between the module and its vectors ``[P]``.
         global_vector: ``[P]``, the global model, from the first round on.
         next_buffers: the counters and masks of the next global model, from the round's first client whose trained model
-            is finite; None: no client has ended its training.
+            is finite; None until then.
     """
 
     global_vector: Tensor
@@ -48,14 +48,14 @@ class SharedModule:
     # ---- a round
 
     def remember(self) -> None:
-        """Store a copy of the module between two rounds, before any hook of the next round: this is what a checkpoint
-        saved within the round holds, and what a discarded round leaves."""
+        """Store a copy of the module between two rounds, before any hook of the next round. A checkpoint that is saved
+        within the round holds this copy, and :meth:`discard` restores it."""
         self._saved = self._read()
         self._private = self._saved[2]  # the global model keeps the entries that clients do not share
         self._within = True
 
     def begin_round(self) -> None:
-        """Store a copy of the model that the clients start from: the module after all hooks of the epoch's start."""
+        """Store a copy of the model that the clients start from; called after all hooks of the epoch's start."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         vector, self._before = self.space.read(self.module), self._unsaved.read()
@@ -72,8 +72,8 @@ class SharedModule:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Restore the counters and masks of the round's start after the last client's training, so that copies of the
-        module do not get the last client's counters."""
+        """Restore the counters and masks of the round's start after the last client's training, so that the module does
+        not keep the last client's."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
@@ -93,7 +93,7 @@ class SharedModule:
 
         Args:
             start: ``[P]``, the vector that the client starts from.
-            private: the client's own values, by name, of entries that are not shared.
+            private: the client's values of the entries that are not shared, by name.
         """
         self.begin_turns()
         assert self._buffers is not None
@@ -122,10 +122,10 @@ class SharedModule:
         self.space.write_private(self.module, self._private)
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether training has made an entry infinite or NaN that the client does not share.
+        """Return whether training has made an entry that the client does not share infinite or NaN.
 
         Args:
-            private: the values of these entries after training, by name.
+            private: the values of all such entries after training, by name.
         """
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
@@ -138,7 +138,7 @@ class SharedModule:
     # ---- checkpoints
 
     def buffers(self) -> State:
-        """Return the global model's counters and masks: within a round, their values from before the round."""
+        """Return the global model's counters and masks; within a round, return their values from before the round."""
         return self._saved[1] if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
@@ -184,8 +184,8 @@ class SharedModule:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Return norms and sums of n tensors, float64 ``[2, n]``, to detect later, without copies, whether a tensor has
-    changed."""
+    """Return the norms and sums of n tensors, float64 ``[2, n]``: without a copy, they show later whether a tensor has
+    changed. For integer tensors they are 0."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]

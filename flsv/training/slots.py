@@ -1,4 +1,4 @@
-"""Slot: a part of a Trainer's state that is kept per client, such as the optimizers' state; Slots: all such parts."""
+"""Slot: one part of a Trainer's state that is kept per client, such as the optimizers' state. Slots: all parts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Slot:
 
         Args:
             client: the client's number.
-            kept: the state that :meth:`leave` returned after the client's last round; None: there is none.
+            kept: the state that :meth:`leave` returned after the client's last round; None if there is none.
         """
 
     def leave(self) -> Any:
-        """Restore the Trainer's own state, and return the client's state in plain types and tensors; None: there is no
-        state to keep."""
+        """Restore the Trainer's own state, and return the client's state in plain types and tensors, or None if there
+        is no state to keep."""
         return None
 
     def begin_batch(self, position: int, batches: int) -> None:
@@ -51,7 +51,7 @@ class Slots:
         store: the state that clients keep between rounds.
 
     Attributes:
-        client: the client whose state the Trainer has now; None: the Trainer has its own state.
+        client: the client whose state the Trainer has now; None while the Trainer has its own state.
     """
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
@@ -67,10 +67,10 @@ class Slots:
             slot.enter(client, self._store.kept(client, slot.name))
 
     def leave(self, stage: bool) -> None:
-        """Leave all slots: restore the Trainer's own state.
+        """Leave all slots: restore the Trainer's own state. Without a client do nothing.
 
         Args:
-            stage: whether to stage the client's state in the store; otherwise its changes are dropped.
+            stage: whether to stage the client's state in the store; otherwise it is dropped.
         """
         if self.client is None:
             return

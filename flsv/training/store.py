@@ -16,7 +16,7 @@ A client's state has these parts, by name:
 
 Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
 the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to
-the federation: the next global model takes those of the cohort's first client.
+the federation: the next global model takes the values that they have at the cohort's first client.
 
 At the end of a client's training its changed state is *staged*. :meth:`ClientStore.commit` stores the staged state at
 the end of the round. :meth:`ClientStore.discard` drops the staged state of one client, if the server excludes its
@@ -39,7 +39,8 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """The state of each client between its rounds, in parts (see the module), with changes staged during a round.
+    """The state of each client between its rounds, in the parts that the module describes; changes are staged during a
+    round.
 
     Example:
         >>> store = ClientStore()
@@ -80,7 +81,7 @@ class ClientStore:
             name: the slot's name.
 
         Returns:
-            The state; None: there is none.
+            The state, or None if there is none.
         """
         return self._kept.get(client, {}).get(name)
 
@@ -89,7 +90,7 @@ class ClientStore:
 
         Args:
             client: the client's number.
-            left: the client's states by slot name; None: the slot's committed state stays.
+            left: ``{slot name: the client's state}``; for a state that is None the committed state stays.
         """
         self._staged.setdefault(client, {}).update({name: value for name, value in left.items() if value is not None})
 
@@ -119,7 +120,7 @@ class ClientStore:
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Drop the committed state of all clients except ``clients``: other processes keep it."""
+        """Drop the committed state of all clients except ``clients``; other processes keep the rest."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:

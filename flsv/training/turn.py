@@ -10,7 +10,7 @@ client's state into the module (:mod:`flsv.training.shared_module`) and into the
     update = turn.end()                                 # leave
 
 Within an epoch the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
-A turn has methods for its beginning and end because many clients begin before any ends where they train at once.
+``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Turn:
         trainer: the trainer.
         shared: the trainer's module, in which all clients train.
         slots: the other parts of the trainer's state that are kept per client, such as the optimizers' state.
-        upload_seed: the seed of uploads' random numbers, such as an attack's; None: the run's seed, which the server
-            knows.
+        upload_seed: the seed of uploads' random numbers, such as an attack's. If None, it is the run's seed, which the
+            server knows.
         upload_secret: the key of the noise that protects the client, see :class:`flsv.uploads.UploadContext`.
-        context: the context of the client in training; None: no client is in training.
+        context: the context of the client in training; None if no client is in training.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Turn:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the present client has trained on all its batches of the round; False: no client trains."""
+        """Return whether a client is in training and has trained on all its batches of the round."""
         return self.context is not None and self.context.position == self.context.batches
 
     @property
@@ -128,7 +128,7 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Begin a batch of the present client, if there is one.
+        """Prepare the slots and the client algorithm for a batch of the present client; without one do nothing.
 
         Args:
             batch: the batch in the form in which ``training_step`` gets it.
@@ -144,7 +144,8 @@ class Turn:
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin an optimizer step, after the gradients are computed: let the client algorithm change them."""
+        """Count an optimizer step of the present client, and let the client algorithm change its gradients; called
+        after they are computed. Without a client do nothing."""
         if self.context is None:
             return  # a step between two clients is the module's own
         context = self.context
@@ -162,10 +163,10 @@ class Turn:
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> None:
-        """End a batch of the present client, if there is one.
+        """Count a batch of the present client and add up its loss; without a client do nothing.
 
         Args:
-            loss: the batch's training loss; None: the module returns none.
+            loss: the batch's training loss; None if the module returns none, which makes the client's mean loss NaN.
         """
         if (own := self.context) is not None:
             own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
@@ -186,7 +187,7 @@ class Turn:
     def resume(self, own: ClientContext, loss: Tensor) -> None:
         """Continue the turn of a client that has trained outside the Trainer, with one optimizer step per batch.
 
-        The module holds the client's trained model.
+        The caller has written the client's trained model into the module.
 
         Args:
             own: the client's context, which :meth:`suspend` returned.
@@ -210,7 +211,7 @@ class Turn:
             out: ``[P]``, the tensor to write the client's model into; None: a new tensor.
 
         Returns:
-            The client's update; None: its model is not finite, and the client counts as not having taken part.
+            The client's update, or None if its model is not finite. The client then counts as not having taken part.
         """
         own, self.context = self._own, None
         local, shared = own.local, self.shared
@@ -239,7 +240,7 @@ class Turn:
             private: the client's values of entries that are not shared, by name.
 
         Returns:
-            The update; None: the model is not finite.
+            The update, or None if the model is not finite.
         """
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
         leaving = UploadContext(
@@ -336,7 +337,7 @@ def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = 
     Args:
         trainer: the trainer, with its optimizers set up.
         policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: every client's number of steps; None: all clients have the same schedules.
+        steps: the clients' numbers of steps. If None, all clients have the same schedules.
 
     Raises:
         ConfigurationError: an optimizer or a scheduler cannot serve several clients.

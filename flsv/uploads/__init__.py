@@ -1,6 +1,4 @@
-"""Uploads: changes to a client's update before it is sent, with the base class of attacks and privacy; nothing that a
-server does.
-"""
+"""Uploads: changes that a client makes to its update before it sends it. Attacks and privacy are uploads, too."""
 
 from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
 from flsv.uploads.compression import Compression

@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Information for an upload, which changes an update before it is sent: the sender, the round, the stored state.
+    """Information for an upload about the update that it changes: the client, the round, the client's stored state.
 
     Args:
         client: the client's id.
@@ -27,13 +27,13 @@ class UploadContext:
         num_parameters: number of leading entries of the update that are parameters; the rest are buffers.
         round_index: the round, from 0.
         seed: the run's seed.
-        state: state of the client that is stored between rounds.
+        state: tensors by name that the client keeps between rounds; uploads may change them.
         position: index of the upload in the loop's list of uploads.
         start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training; None if it is not known.
-        secret: a key that only the client knows, another for every message of the server and every state that the
-            client goes on from, of which noise that protects the client is drawn; empty: such noise follows from
-            ``seed``, as in a simulation.
+        secret: key of the noise that protects the client. Only the client knows it. It differs between the server's
+            messages and between the client's stored states. If it is empty, as in a simulation, the noise follows from
+            ``seed``.
     """
 
     client: int
@@ -53,16 +53,18 @@ class UploadContext:
 
 
 class Upload(ValidatedArguments, ABC):
-    """Base class of changes to an update before it is sent: attacks, noise, compression.
+    """Base class of uploads, the changes to an update before it is sent: attacks, noise, compression.
+
+    After a client's training, :meth:`apply` of each of the loop's uploads is called at the client, one after the other.
 
     Attributes:
-        reference: model that the update is measured from: the client's own ``"start"``, or the ``"global"`` model,
-            which all clients know.
+        reference: the model that is subtracted from the trained model to get the update: the client's ``"start"``
+            point, or the ``"global"`` model, which all clients know.
     """
 
     reference: Literal["start", "global"] = "start"
-    #: Rank in the list of uploads: attacks (0) come before clipping; privacy (1) before compression, so that the noise
-    #: is compressed too; all others (2); collusion (3) last, since colluders see the updates that are about to be sent.
+    #: Rank in the list of uploads. Attacks (0) come first; then privacy (1), before compression, so that the noise is
+    #: compressed, too; then all others (2); then collusion (3), since colluders see the updates that would be sent.
     place: ClassVar[int] = 2
 
     @abstractmethod
@@ -75,7 +77,7 @@ class Upload(ValidatedArguments, ABC):
         Args:
             before: the update's size before this upload.
             sent: the result of :meth:`apply`.
-            context: the update's sender and round.
+            context: the client and the round.
         """
         return before
 
@@ -83,10 +85,10 @@ class Upload(ValidatedArguments, ABC):
         """Return the number that the client reports instead of the true ``value``; by default ``value``.
 
         Args:
-            name: name of the number: ``"loss"``, the training loss; ``"score"`` or ``"gain"``, of a model on the
-                client's validation samples.
+            name: name of the number: ``"loss"``, the training loss; ``"score"`` or ``"gain"``, the score or the gain in
+                score of a model on the client's validation samples.
             value: the true number.
-            context: the update's sender and round.
+            context: the client and the round.
         """
         return value
 
@@ -94,12 +96,12 @@ class Upload(ValidatedArguments, ABC):
         """Check, before training, that the upload works with the vectors of the module, which ``space`` describes.
 
         Raises:
-            ConfigurationError: the upload does not work with them.
+            ConfigurationError: it does not, for example because noise would be added to BatchNorm's statistics.
         """
 
 
 def check_order(uploads: Sequence[Upload]) -> None:
-    """Raise unless ``uploads`` are in the order attacks, privacy, compression, collusion.
+    """Check that ``uploads`` are in the order attacks, privacy, compression, collusion.
 
     Raises:
         ConfigurationError: the order is another one, or privacy occurs twice.
@@ -120,10 +122,10 @@ def upload(
 
     Args:
         uploads: the changes to the client's update, in this order.
-        vector: the trained model ``[P]``; returned itself if no upload changes the update.
+        vector: the trained model ``[P]``; it is returned itself if no upload changes the update.
         start: the client's start point ``[P]``.
         global_vector: the global model ``[P]`` at the start of the round.
-        context: the update's sender and round.
+        context: the client and the round.
 
     Returns:
         The model ``[P]`` that the server receives, and its size in transmission.
@@ -144,8 +146,8 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """Return the number that a client reports instead of the true ``value``, after all uploads, see
-    :meth:`Upload.tell`.
+    """Return the number that a client reports instead of the true ``value``: each upload's :meth:`Upload.tell` in turn
+    may replace it.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

@@ -2,8 +2,8 @@
 
 Error feedback (Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
 Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient
-Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d the error e, the sum of all that it has not
-sent so far, sends the compression C of the result, and stores the rest as the new error:
+Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d the error e, the sum of all parts that it
+has not sent so far. It sends the compression C of the result, and stores the rest as the new error:
 
     p = d + e,   sends C(p),   e <- p - C(p)
 
@@ -27,13 +27,13 @@ from flsv.utilities.seeding import generator_for
 class Compression(Upload):
     """Base class of compression methods. Subclasses override :meth:`compress` and :meth:`size`.
 
-    The update is measured from the model that the server sent, to which the server adds it. So compression is refused
-    if clients continue from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA). If
-    there are several compressions, the last of them determines the size.
+    The server adds the compressed update to the model that it sent to the client. So compression is refused if clients
+    continue from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA). If there are
+    several compressions, the last of them determines the size.
 
     Args:
-        error_feedback: whether a client adds the part that it did not send to its next update, for which every client
-            stores a vector of parameters.
+        error_feedback: whether a client adds the part that it did not send to its next update. Every client then
+            stores one number per parameter.
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
@@ -41,7 +41,7 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """Compress and decode an update, and return the result ``[N]``, which the server receives, as a new tensor.
+        """Compress an update, decode it, and return the result ``[N]``, which the server gets, as a new tensor.
 
         Args:
             update: the update of the N parameters, ``[N]``, without buffers; not to be changed in place.

@@ -23,13 +23,13 @@ class Quantized(Compression):
     bucket.
 
     The scale is the bucket's largest magnitude divided by L = 2^(bits-1) - 1, as in QSGD's experiments (its theory uses
-    the Euclidean norm). With l = p / scale the integer is floor(l + u), with u uniform in [0, 1), which is unbiased;
-    or, deterministic, with u = 1/2, which is the nearest integer.
+    the Euclidean norm). The integer is floor(p / scale + u).
 
     Args:
         bits: the number of bits per entry, 2 to 8.
         bucket: number of consecutive entries that share a scale.
-        stochastic: whether to round at random, without bias.
+        stochastic: True: u is drawn uniformly from [0, 1), which is unbiased. False: u = 1/2, which rounds to the
+            nearest integer.
         error_feedback: whether a client adds the part that it did not send to its next update, see
             :class:`flsv.uploads.Compression`.
 

@@ -44,7 +44,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute that an object may lack, or the default.
+    """Return the attribute ``name`` of an object, or ``default`` if the object has no such attribute.
 
     ``getattr`` would also return the default if the attribute is a property that raises an AttributeError of its own.
 
@@ -145,12 +145,12 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
 
 
 def plain_name(name: str, what: str = "name") -> str:
-    """Return the name if it is a plain file name: up to 100 characters on one line, none of ``/ \\ :``, no dot at the
-    start.
+    """Return the name if it is a plain file name: 1 to 100 characters on one line, none of ``/ \\ :``, no dot or space
+    at the start.
 
     Args:
         name: the name to be checked.
-        what: the thing that it names, for the message.
+        what: the kind of thing that has the name, such as "picture", for the message.
 
     Raises:
         ConfigurationError: the name is not plain.

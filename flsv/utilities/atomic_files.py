@@ -21,7 +21,7 @@ class Vanished(FileNotFoundError):
 
 
 def check_writable(folder: Path) -> None:
-    """Raise unless files can be written into a folder, which need not exist yet; no file is left behind.
+    """Raise an error unless files can be written into a folder, which need not exist yet; leave no file behind.
 
     Raises:
         ConfigurationError: the folder cannot be written into.
@@ -106,7 +106,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def check_there(path: Path) -> None:
-    """Raise :class:`Vanished` unless a file that the program writes is still there."""
+    """Raise :class:`Vanished` if a file that the program has been writing no longer exists."""
     if not path.is_file():
         raise Vanished(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 

@@ -85,16 +85,16 @@ def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
     return [client_label(client, names) for client in range(count)]
 
 
-#: Largest number of rows or bars of which all have a label; with more, only the top and the bottom ones have.
+#: Largest number of rows or bars that all get a label; of more, only those with the highest and lowest values do.
 MOST_LABELS = 40
-#: Largest number of clients of which all have a color; with more, only the top and the bottom ones have.
+#: Largest number of clients that all get a color; of more, only those with the highest and lowest values do.
 MOST_COLOURS = 20
-#: Number of clients named at the top of a chart, and at the bottom.
+#: Number of clients named at the top of a chart, and as many at the bottom.
 ENDS = 5
 TOP, BOTTOM, OTHERS = "#0b5fa5", "#c44e00", "0.72"
-#: Largest number of a heatmap's columns, or rows, that have a label.
+#: Largest number of labels on a heatmap's axis of columns, or of rows.
 MOST_TICKS = 25
-#: Largest number of a heatmap's cells of which all show their number.
+#: Largest number of cells in a heatmap that shows their numbers.
 MOST_NUMBERS = 200
 _LINES = ("-", "--", ":")
 
@@ -238,8 +238,8 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """Return the clients at the top (best first) and at the bottom (worst first); clients without a value are in
-    neither.
+    """Return the numbers of the (up to five) clients with the highest values, highest first, and of as many with the
+    lowest, lowest first. Clients without a value are in neither list.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -252,14 +252,14 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _order(values: np.ndarray, sort: bool) -> np.ndarray:
-    """Return the clients' numbers in the order of a heatmap's rows: if ``sort``, by value, largest first and NaN last;
-    else ascending."""
+    """Return the numbers of the clients in the order of a heatmap's rows: ascending or, if ``sort``, by ``values``,
+    largest first and NaN last."""
     return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Return each client's style of line: up to 20 clients all get a color; of more, only those at the top and
-    bottom."""
+    """Return ``{client: style of its line}`` from their values ``rows [r, n]``. Up to 20 clients all get a color; of
+    more, only those with the highest and lowest last values do."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -274,7 +274,8 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Return the indices of a line's values that have no value beside them."""
+    """Return the indices of a line's known values both of whose neighbors are NaN or missing; a line would not show
+    them."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
@@ -288,8 +289,8 @@ def _last(rows: np.ndarray) -> np.ndarray:
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Write the names of the clients at the top and at the bottom beside the axis; return ``{client: color}`` of
-    these."""
+    """Write the names of the clients with the highest and lowest values beside the axis; return these clients' colors,
+    ``{client: color}``."""
     top, bottom = ends(values)
     for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:

@@ -3,9 +3,9 @@ others at once."""
 
 from typing import Literal
 
-#: How values below 0 are treated in shares, see :func:`flsv.allocate`.
+#: What happens to values below 0 when a budget is shared out, see :func:`flsv.allocate`.
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
-#: Whose samples coalitions' models are judged on, see :mod:`flsv.games.judges`.
+#: On whose validation samples the models of coalitions are scored, see :mod:`flsv.games.judges`.
 Judges = Literal["server", "clients"]
 #: Which coalitions are trained, see :func:`flsv.functional.few_coalitions`.
 Which = Literal[
@@ -21,5 +21,6 @@ Which = Literal[
 ]
 #: Which samples ``flsv compare`` tests models on, see :class:`flsv.cli.compare.OwnModels`.
 Tests = Literal["shared", "own"]
-#: Who trains in a round of a coalition if the run draws cohorts: as many members as the run draws, or all members.
+#: Who trains in a round of a coalition if the run draws a cohort in each round: as many members as the run's cohort
+#: has, or all members.
 Participation = Literal["drawn", "all"]

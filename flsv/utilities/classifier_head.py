@@ -8,7 +8,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """Return the classifier head's name: the given one, else timm's ``get_classifier()``, else the last ``nn.Linear``.
+    """Return the name of the classifier head: the given one, else that of timm's ``get_classifier()``, else that of the
+    last ``nn.Linear``. Return None if the module has none of these.
 
     Raises:
         ConfigurationError: no layer has the given name.

@@ -31,11 +31,13 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Momentum = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
-#: Conditions on a call's arguments, each with the message for when it fails, in which ``{argument}`` is replaced.
+#: Conditions on a call's arguments. Each comes with the message for a call that fails it, in which ``{name}`` stands
+#: for the argument of this name.
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
-#: A function that converts a value, or raises if the value is not allowed; and a description of the allowed values.
+#: One kind of values that an annotation allows: a function that converts a value of this kind, or raises an error for
+#: other values; and a description of the kind.
 _Choice = tuple[Callable[[Any], Any], str]
 _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
@@ -149,7 +151,7 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
 
 @functools.cache
 def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Return ``{argument: (annotation, default)}`` of the function's arguments that are checked."""
+    """Return ``{argument: (annotation, default)}`` of the function's arguments whose annotations can be checked."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # another package's function, with names that only a type checker knows
@@ -198,7 +200,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> list[_Choice]:
-    """Return the kinds of values that an annotation allows."""
+    """Return a :data:`_Choice` for each kind of values that an annotation allows."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [

@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 def digest(value: Any) -> bytes:
-    """Compute the SHA-256 hash of a value: of numbers, texts and tensors, in dictionaries, lists and tuples of any
+    """Compute the SHA-256 hash of a value: a number, text or tensor, or dictionaries, lists and tuples of these to any
     depth.
 
-    Two values with different hashes are told apart by every entry, name, type and shape: each part is preceded by its
-    type and length. The order of a dictionary's entries does not count.
+    Values that differ in any entry, name, type or shape have different hashes, since each part is hashed with its type
+    and length. The order of a dictionary's entries does not matter.
 
     Args:
         value: the value; parts of other types are hashed by their ``repr``.

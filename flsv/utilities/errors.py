@@ -21,7 +21,7 @@ class ConfigurationError(ValueError):
 
 
 class ColumnError(ConfigurationError):
-    """A column of a table that cannot be used as it is.
+    """Error: a column of a table cannot be used as it is.
 
     Args:
         message: what is wrong with the column, in whole sentences.

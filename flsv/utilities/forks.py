@@ -1,4 +1,5 @@
-"""Forks of this process: children that begin with all that the process holds, change none of it and end with it."""
+"""Forks of this process: child processes that start with a copy of its memory, cannot change it, and end when it
+ends."""
 
 from __future__ import annotations
 
@@ -17,18 +18,19 @@ import torch
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-#: Classes of threads that hold no lock which a child needs: TensorBoard's writer, the monitor of progress bars.
+#: Classes of threads that may run at a fork: TensorBoard's writer and the monitor of progress bars hold no lock that a
+#: child needs.
 _HARMLESS = ("_AsyncWriterThread", "TMonitor")
 
-#: Seconds after which a fork that only tries a backward pass is ended.
+#: Seconds after which the fork is ended that only tries a backward pass.
 TRIAL_S = 10
 
 
 def why_not_fork(device: torch.device | None = None) -> str | None:
-    """Explain why this process cannot be forked such that the child can train; None: it can.
+    """Return the reason why a fork of this process could not train, as the end of a message; None if it could.
 
     Args:
-        device: the device to train on; None: the CPU.
+        device: the device to train on; None for the CPU.
 
     Example:
         >>> why_not_fork() is None or "process" in why_not_fork()
@@ -53,15 +55,15 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
 
 
 def has_accelerator() -> bool:
-    """Return whether torch finds a device that is no CPU; once asked, a fork of this process cannot use it."""
+    """Return whether torch finds an accelerator. After this call, forks of this process cannot use the accelerator."""
     return bool(getattr(torch, "accelerator", torch.cuda).is_available())  # torch 2.4 knows CUDA's only
 
 
 def _fork_differentiates() -> bool:
-    """Try whether a fork of this process can do a backward pass on the CPU.
+    """Return whether a fork of this process can do a backward pass on the CPU, by trying it.
 
-    Where there is an accelerator torch's engine starts threads for it with a process's first backward pass, also one on
-    the CPU, and refuses to work in forks from then on.
+    On a machine with an accelerator, a process's first backward pass, even one on the CPU, starts threads of torch's
+    autograd engine. From then on the engine refuses to work in forks of the process.
     """
     child = quiet_fork()
     if child:
@@ -77,17 +79,17 @@ def _fork_differentiates() -> bool:
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use; under ``torchrun`` its part of them."""
+    """Return the number of processor cores that this process may use; under ``torchrun``, its share of them."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def quiet_fork() -> int:
-    """Fork this process, like ``os.fork``; the child writes no output, ends with this process and is alone in a process
-    group.
+    """Fork this process and return, like ``os.fork``, the child's process id, or 0 in the child. The child writes no
+    output, ends when this process ends, and is alone in its process group.
 
-    The child has the state of this process, global random generators and positions in open files included, and changes
-    none of it. It must end by ``os._exit``."""
+    The child starts with the state of this process, including global random generators and positions in open files, and
+    changes none of it. It must end by ``os._exit``."""
     parent, drawn = os.getpid(), random.getstate()
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -116,7 +118,8 @@ def quiet_fork() -> int:
 
 
 def as_a_child(parent: int) -> None:
-    """Put this process into a group of its own, end it when its parent ends, and let signals end it.
+    """Put this process into a process group of its own, make it end when its parent ends, and make SIGTERM and SIGINT
+    end it.
 
     Args:
         parent: the parent's process id.
@@ -131,7 +134,8 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_positions() -> None:
-    """Open the regular files again that this fork has open for reading, since it shares their positions otherwise."""
+    """Open again all regular files that are open for reading, because this fork shares its positions in them with its
+    parent."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"

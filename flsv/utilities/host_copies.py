@@ -1,6 +1,6 @@
-"""Copies of small tensors on the host: each copy from an accelerator waits for all that is still to be computed there.
+"""Copies of small tensors to the host (CPU). A copy from an accelerator waits until all pending work there is done.
 
-So numbers of several tensors are copied at once, and numbers that came from the host are not copied back.
+So several tensors are copied at once, and numbers that came from the host are remembered instead of copied back.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copy small tensors that do not change any more to the host, all of them at once, as :func:`to_host` does; their
-    numbers, :func:`on_host`, then need no further copy."""
+    """Copy small tensors to the host, all at once, as :func:`to_host` does, and remember their numbers: :func:`on_host`
+    then needs no copy. The tensors must not change afterwards."""
     there = list(tensors)
     here = to_host(there)
     _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
@@ -59,8 +59,8 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``, without a copy from its device if they are known: of :func:`from_host` or
-    :func:`copied`.
+    """Return the numbers in a tensor ``[k]``. They are copied from its device unless :func:`from_host` or
+    :func:`copied` has remembered them.
 
     Example:
         >>> on_host(from_host([3, 1], torch.device("cpu")))

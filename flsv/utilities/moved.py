@@ -55,7 +55,8 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def _today(name: str) -> str:
-    """Return a module's name of today; an empty text if it, and the packages that it is in, have not moved."""
+    """Return the present name of a module that was moved, alone or with a package that contains it; "" if it was not
+    moved."""
     parts = name.split(".")
     found = (MOVED.get(".".join(parts[:i])) for i in range(2, len(parts) + 1))
     return next((".".join([new, *parts[i:]]) for i, new in enumerate(found, start=2) if new), "")

@@ -19,7 +19,7 @@ class Listener(Protocol):
         """Show that ``done`` of ``total`` items are done."""
 
     def hide(self) -> None:
-        """Stop showing the count: the work is done or was given up."""
+        """Stop showing the count, because the work is done or was given up."""
 
 
 _lock = threading.RLock()
@@ -42,8 +42,8 @@ def detach(listener: Listener) -> None:
 
 
 def start(what: str, total: int) -> None:
-    """Begin work of at most ``total`` items called ``what``, which :func:`add_total` announces in one call or in
-    several.
+    """Begin work on at most ``total`` items called ``what``. Calls of :func:`add_total` announce these items later, all
+    at once or in parts; they raise the total only if it is too small.
 
     Example:
         >>> class Print:
@@ -70,7 +70,8 @@ def start(what: str, total: int) -> None:
 
 
 def add_total(what: str, count: int) -> None:
-    """Announce ``count`` further items of the work called ``what``."""
+    """Announce that ``count`` items called ``what`` will follow those already done. Begin new work unless the current
+    work is called ``what``."""
     with _lock:
         if not _listeners:
             return
@@ -80,7 +81,7 @@ def add_total(what: str, count: int) -> None:
 
 
 def advance(count: int = 1) -> None:
-    """Count ``count`` further items as done."""
+    """Report that ``count`` further items are done."""
     with _lock:
         if _listeners and _work:
             what, done, total = _work[0]

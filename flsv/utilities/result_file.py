@@ -1,5 +1,5 @@
-"""Files of results that take long to compute, written one by one: a process that is killed loses only the result that
-it was computing.
+"""Files of results that take long to compute. Each result is written as soon as it is known, so that a process that is
+killed loses only the result that it was computing.
 
 All have the same format: a CSV file to which rows are appended. If all rows belong to one experiment, the first line
 holds its settings, and results of other settings are refused.
@@ -23,11 +23,11 @@ class ResultFile:
     Args:
         path: the file; its folder is created with the first row.
         columns: ``{column: function that reads its cells}``.
-        settings: the settings of the experiment that all rows belong to, ``{name: value}``; None: the file names no
-            settings.
-        key: the number of leading columns that identify a result of several rows; if a kill cut a result short, all of
-            its rows are dropped. 0: every row is a result.
-        anew: whether a file with other settings is replaced instead of refused.
+        settings: the settings of the experiment to which all rows belong, ``{name: value}``; None if the file has no
+            line of settings.
+        key: the number of leading columns that are equal in all rows of one result; all rows of a result that a kill
+            cut short are dropped. 0 if every row is a result.
+        anew: whether to replace a file with other settings instead of raising an error.
 
     Attributes:
         rows: the rows that the file holds already, as mappings by column.
@@ -98,7 +98,8 @@ class ResultFile:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """Return the settings that differ between this experiment and the file's first line, as text for a message."""
+        """Return, for a message, the settings in which this experiment differs from the file's, whose first line is
+        ``first``."""
         if self._settings is None:
             return []
         try:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 
 def seed_or_default(seed: int | None) -> int:
-    """Return the given seed; for None the seed of ``seed_everything``, or 0 if that has not been called."""
+    """Return ``seed``; if it is None, return the seed of Lightning's ``seed_everything``, or 0 if that was not
+    called."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
@@ -48,7 +49,7 @@ def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
 
 
 def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
-    """Return the generator of the order in which a client's samples are visited in one local epoch."""
+    """Return the generator that shuffles a client's samples for one local epoch."""
     return generator_for(seed, "shuffle", round_index, client, epoch)
 
 

@@ -39,7 +39,7 @@ class ChildFailed(RuntimeError):
     """Error: a child process has ended without an answer; the message gives the reason.
 
     Attributes:
-        killed: whether a signal has ended it, so that its task may end otherwise the next time.
+        killed: whether a signal has ended the child, so that a second attempt at its task may succeed.
     """
 
     killed = False
@@ -62,7 +62,7 @@ def supervise(
     Args:
         tasks: names and tasks. A function's answer is its return value; a command's process calls :func:`answer`.
         jobs: the number of children that run at once.
-        limit_s: the seconds after which a child is killed; None: there is no limit.
+        limit_s: the seconds after which a child is killed; None for no limit.
         progress: a function that is called with the number of ended tasks, after each of them.
 
     Yields:
@@ -130,8 +130,8 @@ def fail(reason: str) -> NoReturn:
 def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
 
-    Yield a function that raises the exception of a SIGTERM or a Ctrl-C if it was lost: Python drops what is raised
-    within the functions that it calls at a fork."""
+    Yield a function that raises the exception of an earlier SIGTERM or Ctrl-C again if it was lost, as happens to
+    exceptions that are raised while Python forks."""
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
@@ -160,7 +160,7 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
 
 
 class _Child:
-    """A started task, as its supervisor sees it."""
+    """Child process that runs one task, as its supervisor sees it."""
 
     def __init__(self, name: Any, task: Task, limit_s: float | None) -> None:
         self.name, self._limit_s = name, limit_s
@@ -236,7 +236,7 @@ class _Child:
                 self._data += part
 
     def _poll(self) -> int | None:
-        """Return the child's exit status, negative if a signal has ended it; None: it runs."""
+        """Return the child's exit status, negative if a signal has ended it; None if the child still runs."""
         if self._status is None:
             if self._process is not None:
                 self._status = self._process.poll()
@@ -250,7 +250,7 @@ class _Child:
         return self._status
 
     def _last_words(self) -> str:
-        """Describe how the child ended: by a signal, or with a last line of output."""
+        """Describe how the child ended: its signal or exit status, and the last line of its output, if there is one."""
         status = self._status or 0
         said = ""
         if self._output is not None:
@@ -264,7 +264,8 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer and end the process; GoOn is raised."""
+    """Run a task in this fork, send its answer or failure, and end the process; only a :class:`GoOn` of the task is
+    raised."""
     global _answer_to
     _answer_to = write
     try:

@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining.after_the_run import row_disproved
+from flsv.retraining.forked_fits import ForkedFits
 from helpers.coalition_kinds import Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
 from helpers.fits import trainer_for
@@ -66,6 +68,30 @@ def test_a_trial_of_rows_that_was_killed_is_tried_again(tmp_path: Path, monkeypa
     trainer_for(loop, tmp_path, FIT_ROUNDS).fit(Plain(), data())
     assert (tmp_path / "killed").exists()
     assert not list(tmp_path.rglob("coalitions.csv"))  # which only fits write
+
+
+@pytest.mark.parametrize("who", ["the process that waits", "the fit"])
+def test_rows_keep_their_values_and_a_warning_says_so_where_their_proof_is_killed(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def values(folder: Path) -> list[float]:
+        metric = ShadowShapley(performance="negative_loss")
+        loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+        trainer_for(loop, folder, FIT_ROUNDS).fit(Plain(), data())
+        assert not list(folder.rglob("coalitions.csv"))  # which only fits write
+        return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+
+    def killed(forks: ForkedFits, *rest: Any) -> str | None:
+        os.kill(forks._waiting, signal.SIGKILL)
+        return row_disproved(forks, *rest)
+
+    whole, owner = values(tmp_path / "whole"), os.getpid()
+    if who == "the fit":
+        monkeypatch.setattr(Plain, "on_train_start", lambda _: owner == os.getpid() or os.kill(os.getpid(), 9))
+    else:
+        monkeypatch.setattr("flsv.retraining.coalition_plan.row_disproved", killed)
+    with pytest.warns(UserWarning, match=r"values are not proved: the federation of clients .* \((signal|the process)"):
+        assert values(tmp_path / "killed") == whole
 
 
 @pytest.mark.slow

@@ -79,12 +79,14 @@ KINDS = {
 
 
 def vision(name: str, root: str | None, download: bool = False) -> SourceData:
-    """Load one of torchvision's data sets, normalized by the mean and standard deviation of its training pixels.
+    """Load one of torchvision's data sets of images; return its training samples, its test samples and the names of its
+    classes. Pixels are normalized by the mean and standard deviation of all training pixels, per channel.
 
     Args:
         name: name of the data set, a key of ``KINDS``.
-        root: the folder that holds ``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``, ``cifar-100-python``.
-        download: whether to download missing files.
+        root: the folder in which torchvision looks for the data set's own folder, such as ``MNIST`` or
+            ``cifar-10-batches-py``; None for ``$FLSV_DATA_ROOT``, else ``data``.
+        download: whether to download missing files into ``root``.
 
     Raises:
         ConfigurationError: files are missing, damaged, or cannot be downloaded.

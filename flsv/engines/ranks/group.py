@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map_only
 from flsv.core import ALONE, Ranks
 from flsv.utilities.errors import ConfigurationError
 
-#: Linux's prctl option that sets the signal that a process gets when its parent ends.
+#: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: Seconds within which models must have crossed between cards. A rank that is late is waited for before, over Gloo.
+#: Seconds within which NCCL must copy models between cards. Ranks that are late are waited for before that, over Gloo.
 NCCL_TIMEOUT = 600.0
 #: The environment variable with which a script gives its process id to the ranks that it starts.
 PARENT = "FLSV_RANKS_PARENT"
@@ -39,7 +39,8 @@ def started_by_script() -> bool:
 
 
 def end_with_parent() -> None:
-    """Make this process end when the process ends that has started it as a rank (a script or torchrun's agent).
+    """Make this process end when the script or the torchrun agent ends that has started it as a rank; do nothing in a
+    process that was started otherwise.
 
     Raises:
         SystemExit: the script that has started this rank has ended already.
@@ -57,7 +58,8 @@ class RankGroup(Ranks):
     Args:
         group: a Gloo process group.
         device: the device of this rank's tensors.
-        direct: a process group that exchanges tensors on this device; None: they are copied to the CPU for an exchange.
+        direct: a process group that exchanges tensors on this device; None if tensors are copied to the CPU for an
+            exchange.
         store: torch's store at which the ranks have met; rank 0 serves it to the others, so it must not be deleted.
     """
 
@@ -118,7 +120,7 @@ class RankGroup(Ranks):
 
 
 def _packed(value: Any) -> Tensor:
-    """Return a value as bytes, a tensor uint8, that ``torch.load`` can read."""
+    """Serialize a value with ``torch.save``; return the bytes as a tensor, uint8."""
     file = io.BytesIO()
     # Clones: saving a view would save all of its base tensor.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)
@@ -165,14 +167,14 @@ def meet(
 
 
 def card_of(device: torch.device) -> str | None:
-    """Return the name of a device's graphics card, of all cards of all hosts; None: NCCL cannot use it."""
+    """Return the id of a graphics card, unique among all hosts; None for other devices, or if NCCL is not available."""
     if device.type != "cuda" or not torch.distributed.is_nccl_available():
         return None
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def cards_of_their_own(cards: Sequence[str | None]) -> bool:
-    """Return whether each rank has a graphics card, and no two ranks the same, which NCCL does not allow.
+    """Return whether each rank has a graphics card of its own, as NCCL requires; ``cards`` are their ids, by rank.
 
     Example:
         >>> cards_of_their_own(["a", "b"]), cards_of_their_own(["a", "a"]), cards_of_their_own(["a", None])

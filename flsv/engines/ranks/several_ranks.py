@@ -42,8 +42,8 @@ class RankTraining(CohortTraining):
 
     @property
     def position(self) -> int:
-        """Return the index in the cohort of the client that trains now or has trained last; the cohort's size if this
-        rank has no client in the round."""
+        """Return the index in the cohort of the client that this rank trains now or has trained last; the cohort's size
+        if the rank has no client in the round."""
         if self.idle:
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
@@ -63,13 +63,14 @@ class RankTraining(CohortTraining):
         return super().trained() if self._trained is None else self._trained
 
     def exchange(self, ranks: Ranks, round_index: int, keep_trained: bool) -> None:
-        """Exchange the updates after all ranks have trained their clients; each rank then holds all updates of the
-        cohort.
+        """Exchange the updates with the other ranks, after all ranks have trained their clients; each rank then holds
+        all updates of the cohort.
 
         Args:
             ranks: the processes.
             round_index: the round's index, from 0.
-            keep_trained: whether to exchange the models before uploads as well, if uploads change them.
+            keep_trained: whether to exchange also the models from before uploads, of clients whose uploads have changed
+                them.
         """
         about, device = f"the updates of round {round_index}", self._matrix.device
         own = counts_so_far(self._trainer) - self._begun
@@ -97,7 +98,7 @@ class RankTraining(CohortTraining):
         add(self._trainer, everywhere - own)
 
     def _vectors(self) -> dict[int, Tensor]:
-        """Return the models ``[P]`` in the updates by client id."""
+        """Return ``{client id: model}``, the models ``[P]`` that this rank's updates hold."""
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
@@ -105,7 +106,7 @@ class RankTraining(CohortTraining):
 
         Args:
             ranks: the processes.
-            parts: for each rank, its updates without their vectors, and its other results.
+            parts: for each rank, a mapping with its updates, without their vectors, and with its other results.
             about: a description of the exchange, for error messages.
         """
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
@@ -195,8 +196,8 @@ class SeveralRanks(OneProcess):
         return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return the states that this rank's clients keep between rounds, by client id; on rank 0, which writes
-        checkpoints, the states of all clients."""
+        """Return ``{client id: state}``, the states that this rank's clients keep between rounds. Rank 0, which writes
+        checkpoints, returns the states of all clients."""
         return self._kept
 
     def close(self) -> None:
@@ -217,7 +218,7 @@ class SeveralRanks(OneProcess):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """Gather the states that all ranks' clients keep between rounds on rank 0."""
+        """Send the states that clients keep between rounds from all ranks to rank 0."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.all_gather(self._kept, "what clients keep")
@@ -257,7 +258,7 @@ def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Ma
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    """Merge the ranks' dictionaries, whose keys are client ids, into one in the order of the ids."""
+    """Merge the ranks' dictionaries, whose keys are client ids, into one that is sorted by id."""
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
 

@@ -180,7 +180,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
-    """Raise ConfigurationError if another rank's settings or data differ from this rank's (``mine``)."""
+    """Raise ConfigurationError if the settings or the data of another rank differ from ``mine``, those of this rank."""
     for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):

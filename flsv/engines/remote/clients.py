@@ -37,9 +37,9 @@ P = ParamSpec("P")
 class RemoteSites:
     """All sites of a federation, as the server sees them.
 
-    Every training of a site in a round, and every question to a site, is called a visit and has a name, under which the
-    site saves its state: the hash of the server's message, which the site's reply tells. With each message the server
-    names the visit from whose state the site continues, so that the site's state and the server's record of it stay
+    A site's training in a round, or its answer to a question, is called a visit. A visit's name is the hash of the
+    server's message; the site saves its state under this name, and its reply tells the name. In each message the server
+    names the visit from whose state the site is to continue. So the site's state and the server's record of it stay
     consistent even if messages are lost, and a message that is sent again after a kill is the same visit.
 
     Args:
@@ -47,9 +47,9 @@ class RemoteSites:
         state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
         rounds: the run's number of rounds.
         steps_per_sample: the largest number of optimizer steps per sample that a site can take in a round.
-        reports: names of the reports that strategies declare.
+        reports: names of the reports that the strategies of the federation declare; a site may send no others.
         num_classes: the federation's number of classes, which a site without samples of the last classes cannot know;
-            None: the data have no classes.
+            None if the data have no classes.
     """
 
     def __init__(
@@ -70,16 +70,17 @@ class RemoteSites:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """Accept this round's trainings of the given sites, and forget this round's trainings of all other sites."""
+        """Accept the trainings of the given sites in this round: the sites continue from them. Forget this round's
+        trainings of all other sites, which continue from their earlier states."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 
     def commit(self) -> None:
-        """Record each site's last accepted visit in the federation's state at the end of a round."""
+        """At the end of a round, record in the federation's state the last accepted visit of each site."""
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:
-        """Forget this round's visits: sites continue from the states of the last completed round."""
+        """Forget this round's visits, so that sites continue from their states after the last completed round."""
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
@@ -149,7 +150,7 @@ class RemoteSites:
             reports: a description of each site's reports, by site number.
 
         Returns:
-            A description of the fault, by number of the site at fault.
+            ``{site: text}``, a description of the fault for each site at fault.
         """
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
@@ -202,7 +203,8 @@ class RemoteSites:
         return answer
 
     def take_back(self, site: int) -> None:
-        """Discard the changes of a site's state by the last question: the site continues from its state before."""
+        """Discard what the last question has changed in a site's state: the site will continue from its state before
+        the question."""
         stands, before = self._answered.pop(site, ({}, None))
         if before is None:
             stands.pop(site, None)
@@ -233,7 +235,8 @@ class RemoteSites:
         return scores
 
     def _run_info(self, site: int) -> dict[str, Any]:
-        """Return the plain values that every message to a site holds: about the run, the site, and its last visit."""
+        """Return the plain values that are in every message to a site: about the run, the site, and the visit from
+        whose state it continues."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
 

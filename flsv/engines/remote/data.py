@@ -27,9 +27,9 @@ class RemoteData(FederatedDataModule):
     Args:
         names: the sites' names.
         sizes: for each site, its number of samples in each split, ``{split: number}``.
-        num_classes: the number M of classes; None: the data have no classes, or ``class_names`` is given.
+        num_classes: the number M of classes; None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
-        own: the server's own data module, whose validation and test loaders are used; None: there is none.
+        own: the server's own data module, whose validation and test loaders are used; None if it has none.
     """
 
     def __init__(
@@ -84,17 +84,18 @@ class RemoteData(FederatedDataModule):
         return {"server": loader_hash(self.val_dataloader())}
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return the client's numbers of samples in each split, which is all that the server knows of them."""
+        """Return the client's numbers of samples in each split, in place of its samples' indices, which the server does
+        not know."""
         return [torch.tensor(list(self._sizes[client].values()))]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the stand-ins where they are: on another device they would take memory."""
+        """Return the stand-ins without copying them to the device, where they would take memory."""
         return self._dealt
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the clients' numbers of training samples, ``[n, 1]``, as if all samples had one class: the server does
-        not know their classes."""
+        """Return each client's number of training samples, ``[n, 1]``, as if there were one class, since the server
+        does not know the samples' classes."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -103,11 +104,11 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        """Return the ``input_shape`` of the server's own data module; None: it has none."""
+        """Return the ``input_shape`` of the server's own data module; None if it has no such attribute."""
         return getattr(self._own, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:
-        """Describe the server's own validation data; None: there are none."""
+        """Describe the server's own validation data; return None if it has none."""
         if isinstance(self._own, FederatedDataModule):
             return self._own.validation()
         loaders = self.val_dataloader()
@@ -126,7 +127,7 @@ class RemoteData(FederatedDataModule):
 
 
 def _stand_ins(count: int) -> Tensor:
-    """Return zeros, int64 ``[count]``, that take the memory of one."""
+    """Return ``count`` zeros, int64, that share the memory of a single one."""
     return torch.zeros(1, dtype=torch.long).expand(count)
 
 

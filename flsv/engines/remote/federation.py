@@ -39,7 +39,7 @@ class RemoteCohort(CohortTraining):
     """The training of a cohort of sites.
 
     Args:
-        turn: holds the server's module, which stays the global model.
+        turn: the object that holds the server's module; the module keeps the global model, since no client trains here.
         manager: the stand-ins for the sites' data.
         remote: the sites.
     """
@@ -77,8 +77,8 @@ class RemoteCohort(CohortTraining):
         add(self._trainer, Counted(steps=sum(update.num_steps for update in updates)))
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget the round of sites that the server has excluded; the next message to such a site names the earlier
-        state from which it continues."""
+        """Forget this round of sites that the server has excluded; they continue from their earlier states. Accept the
+        trainings of all other sites."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -159,7 +159,8 @@ class RemoteFederation(IdleProcess):
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return the clients' models ``[P]`` that the server knows and that are not the global model, by client id."""
+        """Return ``{client id: model}``, the models ``[P]`` of clients that the personalizer gives another model than
+        the global one; empty without a personalizer."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -197,8 +198,8 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         run: Flower's id of the run.
 
     Yields:
-        A function that writes a text into the file, such as the names of the sites that the run waits for, or None; the
-        last text stays in the file when the run has finished.
+        A function that writes a text into the file, such as the names of the sites for which the run waits, or None to
+        remove the text. The last text stays in the file when the run has finished.
 
     Raises:
         ConfigurationError: another server runs in this folder; its file is not changed.

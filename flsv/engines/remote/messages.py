@@ -60,7 +60,7 @@ class Packet:
 
 
 Reply = Packet | str
-"""A site's packet, or the reason, as text, why there is none."""
+"""A packet from a site; or, if there is none, the reason as text."""
 
 
 class BadReply(ValueError):
@@ -102,7 +102,7 @@ def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: 
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
-    """Return the instruction in a packet that a site has received, with its tensors on a device."""
+    """Read the server's instruction from a packet at a site, and return it with its tensors on ``device``."""
     tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
     others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
     plain = packet.plain
@@ -169,7 +169,7 @@ def read_update(
         most_steps: the largest number of optimizer steps that the site can have taken.
 
     Returns:
-        The update; None: the model is not finite.
+        The update; None if its model or a report is not finite.
 
     Raises:
         BadReply: the update is not valid; the message gives the reason.
@@ -213,11 +213,11 @@ def read_visit(packet: Packet) -> str:
 
 
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """Return the value of a name, checked to be a whole number within bounds.
+    """Return the value ``plain[name]`` after a check that it is a whole number within bounds.
 
     Args:
         plain: values by name.
-        name: the name.
+        name: the value's name.
         most: the largest number allowed.
         least: the smallest number allowed.
 

@@ -29,12 +29,12 @@ class SitePolicy:
 
     Args:
         questions: the only functions that the server may let the site compute on its data, as
-            ``"package.module:function"``. None: flsv's own functions and the functions that the app names.
+            ``"package.module:function"``. None for flsv's own functions and those that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
-            takes part from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`.
-            Not covered are answers to questions, for which :attr:`questions` may be empty, and what no setting keeps
-            back: numbers of samples and steps, the training loss, the distance of an update, and the scores of the
-            site's own model on its test samples. None: the loss is not limited.
+            takes part from the same folder; None for no limit. With a limit, updates must be noised by
+            :class:`flsv.privacy.GaussianPrivacy`. The limit does not cover answers to questions (:attr:`questions` may
+            be empty), nor the numbers that no setting withholds: samples and steps, the training loss, the distance of
+            an update, and the scores of the site's own model on its test samples.
         delta: the probability that the bound ``max_epsilon`` does not hold.
 
     Raises:
@@ -121,5 +121,6 @@ class SitePolicy:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name; for flsv's own functions without their module, which may change between versions."""
+    """Return a question's name in a form that lasts: names of flsv's own functions without the module, which may change
+    between versions."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

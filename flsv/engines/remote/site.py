@@ -41,8 +41,8 @@ QUESTIONS = (
     "flsv.games.judges:judge",
     "flsv.games.proxy_game:linear_statistics",
 )
-#: Those of them that tell of the samples themselves, without noise: a site whose updates are private does not answer
-#: them, as a server with the same settings does not ask.
+#: Those of QUESTIONS whose answers reveal samples without noise. A site whose updates are private refuses them; a
+#: server with the same settings does not ask them.
 WITHOUT_NOISE = ("flsv.games.judges:judge", "flsv.games.proxy_game:linear_statistics")
 #: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
 LEDGER = "privacy.json"
@@ -63,8 +63,9 @@ class Site:
         questions: functions, beside flsv's own, that the server may let the site compute on its data, as
             ``"package.module:function"``.
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
-            a simulation. None: they follow from a secret of this site, so that the server cannot subtract the noise.
-        policy: the limits that the site's owner sets. None: there are no limits.
+            a simulation. If it is None, they follow from a secret of this site, so that the server cannot subtract the
+            noise.
+        policy: the limits that the site's owner sets; None if there are none.
 
     Attributes:
         policy: the limits that apply to the next message.
@@ -146,7 +147,7 @@ class Site:
         return update_packet(visit.update, name, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model that this site would use on its own test samples, and return the scores as a packet."""
+        """Score the model that this site would use, on the site's test samples, and return the scores in a packet."""
         kept = self._kept(packet)
         return Packet("tested", self._within_fit(packet, partial(self._scores, packet, kept)))
 
@@ -189,7 +190,7 @@ class Site:
         return answer
 
     def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """Return the site's data with a saved state of the site, and the map between the module and its vectors.
+        """Return the map between the module and its vectors, and the site's data, which hold a saved state of the site.
 
         Args:
             packet: the server's message.
@@ -216,7 +217,8 @@ class Site:
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Return the result of ``reply``, called at a fit's start without training: the module is on its device."""
+        """Start a fit that trains nothing, call ``reply`` with its trainer, whose module is on its device, and return
+        the result."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))

@@ -23,7 +23,7 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 Address = int
-#: Seconds between two log lines about the sites that the server waits for.
+#: Seconds between two log lines about the sites for which the server waits.
 PAUSE = 15.0
 #: Largest number of samples of a site in a split, unless the operator sets another one.
 MOST_SAMPLES = 10**8
@@ -56,7 +56,7 @@ class Directory:
         say: a function that is called every 15 s with a text about the sites that the server waits for, and with None
             after every exchange.
         max_samples: the largest number of samples that a site may announce in a split. A site that announces more takes
-            no part: its model would have as much more weight, and nobody can count its samples.
+            no part, since the weight of its model would grow with a number that nobody else can check.
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
@@ -144,7 +144,7 @@ class Directory:
             packets: the packets by site number.
 
         Returns:
-            By site number the reply, or a text if the site is away, is late or has failed.
+            By site number, the site's packet, or a text if the site is away, is late or has failed.
         """
         began = time.monotonic()
         replies: dict[int, Reply] = {}
@@ -200,7 +200,8 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
-        """Return the addresses of the sites by site number, from the names of the nodes by address."""
+        """Convert ``{address: name of the node}`` to ``{site number: address}``; warn of nodes that are none of the
+        sites."""
         here: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -241,14 +242,14 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn of the fault of the node with this name, once as long as the words stay the same."""
+        """Warn of a fault of the node called ``name``; the same words are not repeated."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
-    """Return a site's number of samples in each split, checked, from the plain values of its reply.
+    """Read a site's number of samples in each split from the plain values of its reply, and check them.
 
     Args:
         plain: the values by name.

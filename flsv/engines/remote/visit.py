@@ -57,16 +57,16 @@ def own_secret(folder: Path) -> str:
 
 
 def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
-    """Derive the key of the noise of a site's update in a round, which only the site knows.
+    """Derive the key from which a site draws the noise of its update in a round; only the site knows the key.
 
-    The same message, sent again to a site of the same state, has the same key, so that averaging the answers reveals
-    nothing. A message that differs in anything, or another state, has another key, so that subtracting two answers
-    reveals nothing. :class:`flsv.privacy.GaussianPrivacy` adds the update itself to the key.
+    If the same message is sent again and the site continues from the same state, the key is the same, so that averaging
+    the answers reveals nothing. If anything in the message or the state differs, the key differs, so that subtracting
+    two answers reveals nothing. :class:`flsv.privacy.GaussianPrivacy` adds the update itself to the key.
 
     Args:
         secret: the site's secret.
         packet: the server's message, whole.
-        kept: the state from which the site continues; None: it is deleted.
+        kept: the state from which the site continues; None if the site no longer has it and starts without one.
 
     Returns:
         The key, 32 bytes.
@@ -109,10 +109,10 @@ class SiteMemory:
         """Return the state that was saved after a visit.
 
         Args:
-            visit: the visit's name; None: the site has had no visit.
+            visit: the visit's name; None if the site has had no visit.
 
         Returns:
-            The state; empty without a visit; None if the state is deleted.
+            The state; an empty mapping if ``visit`` is None; None if the state was deleted.
         """
         return {} if visit is None else self.all().get(visit)
 
@@ -133,7 +133,8 @@ class SiteMemory:
 
 
 class NumberedData:
-    """A site's data, whose only client has the site's number in the federation, since random draws depend on it.
+    """A site's data under the site's number in the federation: random draws depend on the number of the client, which
+    is 0 in the site's own data module.
 
     Args:
         data: the site's data module, with one client.
@@ -158,19 +159,19 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Callback of a site's training in one round: the module starts from the server's model, and the callback holds the
-    update afterwards.
+    """Callback that makes a fit a site's training in one round: the module starts from the server's model, and
+    afterwards the callback holds the site's update.
 
     Args:
         packet: the server's message: its instruction, and the federation's numbers of clients and classes.
         data: the site's data module, with one client.
-        kept: the site's state after an earlier round; empty: there is none.
+        kept: the site's state after an earlier round; an empty mapping if there is none.
         config: the federation's configuration.
         upload_secret: the key of uploads' random numbers, see :func:`visit_secret`; or a seed, as in a simulation.
         limit: Lightning's ``limit_train_batches``, per local epoch.
 
     Attributes:
-        update: the site's update after the fit; None: its model is not finite.
+        update: the site's update after the fit; None if its model is not finite.
         kept: the site's state after the fit.
 
     Raises:
@@ -258,7 +259,7 @@ class SiteVisit(L.Callback):
         self._turn.end_batch(loss)
 
     def _train(self, trainer: L.Trainer) -> None:
-        """Train as Lightning's epoch, and end the visit."""
+        """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
         self._epochs.begin_round()
         (visit,) = self._loader.visits
         self._loader.train(visit, self._epochs.run)
@@ -290,7 +291,8 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Step the schedulers that step once a round, and thus belong to the federation, up to the present round.
+        """Step the schedulers that step once a round up to the present round: each round is a fit of its own, in which
+        they begin anew.
 
         Raises:
             ConfigurationError: a scheduler follows a validation value, which a site does not compute.

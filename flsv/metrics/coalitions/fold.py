@@ -71,7 +71,14 @@ class Fold(ABC):
         return {}
 
     def prior(self, num_clients: int | None) -> float | None:
-        """Return the value that samplers and aggregators assume for a client that never took part; None: NaN."""
+        """Return the value that samplers and aggregators assume for a client that never took part, by default ``init``.
+
+        Args:
+            num_clients: n; with ``init="uniform"`` the value is 1 / n. None if it is not known yet.
+
+        Returns:
+            The value, or None if there is none: samplers and aggregators then get NaN for the client.
+        """
         if self.init == "uniform":
             return None if num_clients is None else 1 / num_clients
         return self.init

@@ -74,8 +74,7 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of parameters in a model's vector ``[P]``: its first entries; the other entries are
-        buffers."""
+        """Return the number of parameters in a model's vector ``[P]``; they are its first entries, buffers follow."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
@@ -100,10 +99,10 @@ class ClientContext:
 
         Args:
             parameters: shared parameters of the client's module.
-            tensors: one tensor per parameter, in the parameter's shape; None: zeros.
+            tensors: one tensor per parameter, in the parameter's shape; None stands for zeros.
 
         Returns:
-            The vector; entries of parameters that are not given are 0.
+            The vector; the entries of all parameters that are not in ``parameters`` are 0.
         """
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
@@ -117,7 +116,7 @@ class ClientContext:
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters that are shared with the server, out of ``parameters``, and their gradients."""
+        """Select the parameters that are shared with the server, and return them and their gradients, two lists."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 
@@ -131,11 +130,11 @@ class ClientContext:
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Draw additional training batches of the client, in the form in which ``training_step`` gets them.
+        """Return an endless iterator over further training batches of the client, as ``training_step`` gets them.
 
-        The iterator has no end: it passes over the training samples again and again, each time in another random order,
-        which depends on ``name``, the run's seed, the round and the client only. A second call in the same round
-        continues the same iterator."""
+        It passes over the training samples again and again, each time in another random order, which depends on
+        ``name``, the run's seed, the round and the client only. A second call in the same round returns the same
+        iterator."""
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
@@ -199,7 +198,7 @@ class ClientContext:
 
 
 class ClientAlgorithm(Strategy):
-    """Base class of client algorithms, which work with any module, precision, gradient accumulation and optimizer.
+    """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
 
     Methods that take a :class:`ClientContext` run at a client: they may use their own arguments and the constructor's
     arguments, and nothing else. Keep a client's state in ``context.state``, and declare the names of its reports in
@@ -207,7 +206,7 @@ class ClientAlgorithm(Strategy):
 
     Attributes:
         uses: the name of the second model (:meth:`ClientContext.own_model`) that a client uses and is tested with;
-            None: a client uses the model that the server sends.
+            None if there is no second model, see :func:`used_model`.
     """
 
     uses: ClassVar[str | None] = None
@@ -219,6 +218,8 @@ class ClientAlgorithm(Strategy):
 
     def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
         """Change gradients in place before an optimizer step, entry by entry.
+
+        If ``entrywise`` is True, this is called instead of :meth:`gradients` for the rows of a batched model.
 
         Args:
             parameters: the trained parameters of one model, or of many models, stacked along the first dimension.
@@ -238,10 +239,10 @@ class ClientAlgorithm(Strategy):
         """
 
     def begin_client(self, context: ClientContext) -> None:
-        """Prepare for a client's training in a round."""
+        """Prepare for a client's training in a round; called before its first batch."""
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        """Prepare for a training batch; with gradient accumulation, an optimizer step has several batches.
+        """Prepare for a training batch; called before each one, also with gradient accumulation.
 
         Args:
             context: the client's training.
@@ -284,8 +285,8 @@ class ClientAlgorithm(Strategy):
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
     """Return the model ``[P]`` that a client uses and is tested with; called at the client.
 
-    This is the client algorithm's second model if there is one, else the personalizer's model, else the model that the
-    server sends.
+    This is the client algorithm's second model if the client has one, else the personalizer's model, else the model
+    that the server sends.
 
     Args:
         local: the client's data and state.
@@ -293,7 +294,7 @@ def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[s
         strategies: the federation's strategies by name.
 
     Returns:
-        The model; None: the server sends no model, and there is no other.
+        The model, or None if there is none of the three.
     """
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:

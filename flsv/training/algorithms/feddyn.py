@@ -1,4 +1,4 @@
-"""FedDyn: adds a term to each client's loss so that all clients' losses have the minimum of the federation's loss.
+"""FedDyn: adds a term to each client's loss that moves the loss's minimum to the minimum of the federation's loss.
 
 Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. FedDyn needs both
 :class:`FedDyn` at the clients and :class:`FedDynServer` at the server; see ``configs/feddyn.yaml``.
@@ -115,8 +115,7 @@ class FedDynServer(Aggregator):
 
 
 def check_sides(federation: FederationInfo) -> None:
-    """Raise ConfigurationError unless both :class:`FedDyn` and :class:`FedDynServer` are set: one alone would train,
-    but not compute FedDyn."""
+    """Raise ConfigurationError unless both :class:`FedDyn` and :class:`FedDynServer` are set."""
     client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
         raise ConfigurationError(

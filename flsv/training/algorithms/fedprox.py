@@ -20,7 +20,7 @@ class FedProx(ClientAlgorithm):
 
     Args:
         mu: the weight of this term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
-        anchor: the model w_anchor: ``"global"``: the global model at the start of the round, as in the paper;
+        anchor: which model w_anchor is. ``"global"``: the global model at the start of the round, as in the paper.
             ``"start"``: the model that the client starts from, which a personalizer (FedAMP) may have chosen.
 
     Raises:

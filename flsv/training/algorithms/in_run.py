@@ -1,18 +1,18 @@
 """InRunValues: clients compute, while they train, how much each of their samples reduces the server's validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
-step is lr <g, gradient of the sample's part of the batch's loss>, with g the gradient of the validation loss; values
-are summed over steps. They are computed by ghost dot products (:mod:`flsv.training.ghost`), which leave the training
-unchanged to the bit.
+step is lr <g, gradient of the sample's part of the batch's loss>, with g the gradient of the validation loss. A
+sample's values are summed over steps. The inner products are computed as ghost dot products
+(:mod:`flsv.training.ghost`), which leave the training unchanged to the bit.
 
 Departures:
 
 - g is computed at the global model that the round starts from and sent to the clients once a round. The paper computes
   g anew in every step, from validation samples that the trainer has.
-- With momentum, a step's gradient counts for all movement of the model that it causes until the end of the round:
-  :func:`flsv.functional.step_weights`. Effects of momentum from an earlier round, weight decay, clipping and uploads
-  are assigned to no sample: the server's metric reports their sum as the rest.
-- With ``every`` above 1 only some of the steps are measured.
+- With momentum, a step's gradient also moves the model in later steps. A sample is credited with all movement of the
+  round that its gradient causes, see :func:`flsv.functional.step_weights`. Effects of momentum from an earlier round,
+  weight decay, clipping and uploads are assigned to no sample: the server's metric reports their sum as the rest.
+- With ``every`` above 1 values are computed in some of the steps only.
 
 A sample is one element of the data set. For a language model it is a piece of text, with the losses of all its tokens.
 """
@@ -42,11 +42,11 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
-#: Name, in the client's state, of the training samples' classes, each as the sample's last batch had it.
+#: Key in the client's state of the class of each training sample, as it was in the sample's last batch.
 CLASSES = "in_run_classes"
-#: Class of a sample that no batch has held so far.
+#: Stands for the class of a sample that was in no batch so far.
 UNSEEN = torch.iinfo(torch.long).min
-#: Class of the samples in a batch without classes.
+#: Stands for the class of a sample in a batch without classes.
 NO_CLASS = -1
 #: Tolerated rounding error between the sum of a step's products and the product of g with the step's gradient, relative
 #: to the sum of the products' sizes.
@@ -61,23 +61,23 @@ class InRunValues(ClientAlgorithm):
     rounds, stay at the client: as the tensor ``in_run_values`` in its state, in the order of its training samples, and
     as the file ``in_run_values.csv`` in its folder, written whenever pictures are drawn.
 
-    Each measured step costs one more forward pass of every trained layer (with LoRA, of the adapters alone).
+    Each step in which values are computed costs one more forward pass of every trained layer (with LoRA, of the
+    adapters alone).
 
     With ``InRunShapley(loss="val_loss")`` the data need no classes: all samples count as one class. A ``collate_fn``
     must not change the order of a batch's samples; without classes such a change is not detected.
 
     Args:
-        every: measure one of every ``every`` steps, and scale the values up by the share of measured steps; which step
-            is measured first changes from round to round. A client that takes fewer steps may not be measured in a
-            round.
+        every: compute values in one of every ``every`` steps, and divide them by the share of these steps. The first of
+            these steps changes from round to round; a client with few steps may have none of them in a round.
 
     Raises:
-        ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
-            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``, or updates get noise for privacy,
-            and the reported values would get none; before the first step: there is no ``InRunShapley`` metric, a layer
-            mixes a batch's samples (BatchNorm), or batches have no classes; after the first backward pass: gradients do
-            not come from layers alone, or are scaled; from the end of the second pass over a client's samples: a
-            sample's class has changed, because a ``collate_fn`` changes the order or classes are drawn anew.
+        ConfigurationError: Before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
+            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``; or updates get noise for privacy,
+            which the reported values would not get. Before the first step: there is no ``InRunShapley`` metric, a layer
+            mixes a batch's samples (BatchNorm), or batches have no classes. After the first backward pass: gradients do
+            not come from layers alone, or are scaled. After a later pass over a client's samples: a sample's class has
+            changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -226,14 +226,11 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
-        """Return which of the client's training samples the next batch holds: their indices, in the batch's order.
+        """Return the indices ``[count]`` of the next batch's samples among the client's training samples.
 
         Args:
             context: the client's training.
             count: the number of samples in the batch.
-
-        Returns:
-            Indices ``[count]`` into the client's training samples.
 
         Raises:
             ConfigurationError: batches hold more samples than the client has.
@@ -263,7 +260,7 @@ class InRunValues(ClientAlgorithm):
         """Check after a pass over the samples that each sample has the same class as in the pass before.
 
         Raises:
-            ConfigurationError: a class differs, so that batches hold their samples in another order than expected.
+            ConfigurationError: a class differs, so that a value would be assigned to the wrong sample.
         """
         if not self._seen:
             return
@@ -282,7 +279,7 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Check that the samples' products of the first step sum to the product of g with the step's gradient."""
+        """Raise ConfigurationError unless the samples' products of the first step sum to <g, gradient of the step>."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)

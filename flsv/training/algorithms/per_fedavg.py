@@ -31,9 +31,9 @@ class PerFedAvg(ClientAlgorithm):
 
     Args:
         alpha: the length of the inner step, above 0.
-        hessian: how to compute H: ``"first_order"``: leave H out (the paper's FO), two gradients per step; ``"free"``:
-            with g = grad f(w~; D'), compute H g from the gradients at w + delta g and w - delta g (the paper's HF),
-            four gradients per step.
+        hessian: ``"first_order"``: H is left out (the paper's FO), which takes two gradients per step. ``"free"``: H g,
+            with g = grad f(w~; D'), is computed from the gradients at w + delta g and w - delta g (the paper's HF),
+            which takes four gradients per step.
         delta: the factor of g in these two points, above 0; used with ``"free"`` only.
 
     Raises:

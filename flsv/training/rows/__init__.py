@@ -1,3 +1,3 @@
-"""Training of many models of one structure, clients' or coalitions', as rows of one batched model; nothing that knows
-what a row stands for.
+"""Training of many models of one structure, of clients or of coalitions, as rows of one batched model. No module here
+uses whether a row is a client's or a coalition's model.
 """

@@ -1,4 +1,4 @@
-"""Inspection of a hook's code: whether the hook only reads and logs, or may change how training goes on."""
+"""Inspection of a hook's code: does the hook only compute and log, or may it change the training?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-#: Instructions that store into something that outlives the hook.
+#: Bytecode instructions that store a value outside the hook's local variables.
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR")
 #: Names that a hook uses to compute and log values.
 _WORDS = """
@@ -27,13 +27,14 @@ _SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics
 def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
     """Return whether a hook of a module or a callback may change the training depending on validation scores.
 
-    A hook that runs before a round's training does so only if it reads a score. A later hook may do so also if it
-    stores an attribute, or calls anything that does more than compute and log. Hooks of Lightning and flsv never do.
+    The answer is True if the hook's code reads a validation score. It is also True if a hook that runs after the
+    round's training stores an attribute, or calls anything that does more than compute and log; and if there is no
+    Python code to inspect. Hooks that Lightning, torch or flsv define are not inspected.
 
     Args:
         part: the module or the callback.
         hook: the hook's name.
-        proved: whether a coalition is also trained alone and compared, so that only a hook that reads scores counts.
+        proved: whether a coalition is also trained alone, to compare the results. Then only reading a score counts.
 
     Example:
         >>> class Logs(nn.Module):
@@ -63,12 +64,13 @@ def _stores(codes: Sequence[CodeType]) -> bool:
 
 
 def _acts(part: Any, name: str) -> bool:
-    """Return whether a name in a hook's code may belong to code that does more than compute and log."""
+    """Return whether ``name``, which occurs in the code of a hook of ``part``, may do more than compute and log."""
     return name not in _LOGGING and not _is_record(part, name)
 
 
 def _own(part: Any, hook: str) -> Iterator[Any]:
-    """Yield the functions of this name that a user's classes, or the object itself, define."""
+    """Yield the functions named ``hook`` of ``part``: the attribute of the object itself, then the methods of its
+    classes. Classes of Lightning, torch and flsv are left out."""
     if hook in vars(part):
         yield vars(part)[hook]
     for kind in type(part).__mro__:
@@ -77,7 +79,7 @@ def _own(part: Any, hook: str) -> Iterator[Any]:
 
 
 def _codes(function: Any) -> Iterator[CodeType]:
-    """Yield a function's code, and that of functions defined in it; nothing if it has none."""
+    """Yield a function's code and the code of the functions defined in it; yield nothing if it is not Python code."""
     waiting = [getattr(getattr(function, "__func__", function), "__code__", None)]
     while waiting:
         code = waiting.pop()
@@ -87,6 +89,7 @@ def _codes(function: Any) -> Iterator[CodeType]:
 
 
 def _is_record(part: Any, name: str) -> bool:
-    """Return whether an attribute is a metric, or a list or dictionary of a batch's outputs."""
+    """Return whether ``part`` is a module and its attribute ``name`` a metric, a list or a dictionary. A hook that uses
+    such an attribute is assumed to collect outputs."""
     value = getattr(part, name, None) if isinstance(part, nn.Module) else None
     return isinstance(value, (Metric, MetricCollection, list, dict, nn.ModuleDict, nn.ModuleList))

@@ -40,12 +40,13 @@ class RowTraining:
 
     Args:
         module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must not
-            read values off tensors, and may change nothing in the module but buffers.
+            read a tensor's values (``.item()``), and may change nothing in the module but buffers.
         optimizer: an elementwise optimizer (:func:`is_elementwise`) of the module's parameters; its class and options
             are used, its state is not changed.
         clip: a function that clips gradients ``[m, ...]``, by name and in place, before a step, see :func:`clipping`;
             None: no clipping.
-        frozen: names of parameters that are not trained, because they have no gradient or are not stacked.
+        frozen: names of parameters that are not trained, such as those without a gradient or without an entry in the
+            rows' states.
         shared: whether all rows take the same batches. The rows then draw the same random numbers; rows with batches of
             their own must not draw random numbers.
         change: the method ``change`` of a :class:`flsv.training.algorithms.ClientAlgorithm`, which changes all rows'
@@ -93,7 +94,7 @@ class RowTraining:
     def train(
         self, states: State, batches: GivenBatches | SharedBatches, after_step: Callable[[], None] = lambda: None
     ) -> tuple[State, Tensor]:
-        """Train each of the m rows on its batches.
+        """Train m rows, each on its batches.
 
         Args:
             states: the rows' parameters and buffers by name, ``[m, ...]``; they may be overwritten. For a parameter or
@@ -158,7 +159,7 @@ class RowTraining:
 
         Args:
             gradients: gradients of the stepping rows by parameter name; they are changed and clipped in place.
-            active: the number of rows that step, which are the first ones; None: all rows.
+            active: take the step of the first ``active`` rows only; None: of all rows.
         """
         self._stacked.follow(self.optimizer)
         if self._change is not None:
@@ -173,7 +174,7 @@ class RowTraining:
 
         Args:
             now: parameters and buffers of these rows by name; buffers are updated in place.
-            given: for each size of batches, the positions of the rows and their stacked batch.
+            given: for each size of batches, the positions of the rows whose batch has it, and their stacked batches.
             losses: the rows' losses so far, to which this step's losses are added in place.
 
         Returns:
@@ -228,7 +229,7 @@ def _rows(states: State, index: Tensor) -> State:
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models, of which the first ones may go on training after the others have ended.
+    """Optimizer of m stacked models. The last ones may end their training before the first ones.
 
     Args:
         like: an optimizer whose class and options are used.
@@ -252,8 +253,8 @@ class StackedOptimizer:
         """Take an optimizer step.
 
         Args:
-            active: the number of models that step, which are the first ones; None: as many as in the last step. The
-                other models have ended and never step again.
+            active: take the step of the first ``active`` models only; None: of as many as in the last step. The other
+                models have ended and never step again.
             gradients: gradients ``[active, ...]`` by parameter name.
         """
         if active is not None and active != self._active:
@@ -295,7 +296,7 @@ def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
     The function takes gradients ``[m, ...]`` by parameter name and clips them in place.
 
     Returns:
-        The function; None: the trainer does not clip.
+        The function, or None if the trainer does not clip.
     """
     limit: Any = trainer.gradient_clip_val
     if limit is None:
@@ -340,15 +341,15 @@ class GivenBatches:
         self._given, self.lengths = given, [len(batches) for batches in given]
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        """Yield one batch of each of some clients, stacked by size: a mean over padding would be another loss.
+        """Yield batch number ``step`` of each client in ``clients``. Batches of one size are stacked; none is padded.
 
         Args:
             clients: the clients, as indices into the list of batches.
             step: the index of the batch.
 
         Yields:
-            For each size of batches, the positions within ``clients`` of the clients whose batches have this size, and
-            the stacked batches of these clients.
+            For each size, the positions within ``clients`` of the clients whose batch has this size, and their stacked
+            batches.
 
         Raises:
             ConfigurationError: batches hold other objects than tensors.

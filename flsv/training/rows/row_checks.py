@@ -44,7 +44,7 @@ HOOKS_OF_A_MODULE = (
     "optimizer_zero_grad",
     "configure_gradient_clipping",
 )
-#: Names of the hooks, of modules and callbacks, that see what the federation's model scored.
+#: Names of the hooks, of modules and callbacks, that can read the validation scores of the federation's model.
 HOOKS_OF_VALIDATION = (
     "on_validation_start",
     "on_validation_epoch_start",
@@ -94,7 +94,8 @@ def not_batched(
         accumulates: whether the caller can accumulate gradients over batches.
 
     Returns:
-        The reason and the remedy, for an error message; None: no reason is known before a trial.
+        The reason and the remedy, for an error message; None if no reason is found. Only a trial can then prove that
+        it is possible (:mod:`flsv.training.rows.row_trial`).
     """
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
@@ -114,7 +115,7 @@ def not_batched(
 
 
 def _not_by_optimizer(trainer: L.Trainer) -> str | None:
-    """Explain why the fit's optimizers do not allow rows of one batched model; None: they allow it."""
+    """Return why the fit's optimizers do not allow rows of one batched model, and what to do; None if they allow it."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
@@ -130,7 +131,7 @@ def _not_by_optimizer(trainer: L.Trainer) -> str | None:
 
 
 def _not_by_hooks(trainer: L.Trainer) -> str | None:
-    """Explain why hooks or embeddings do not allow rows of one batched model; None: they allow it."""
+    """Return why hooks or embeddings do not allow rows of one batched model, and what to do; None if they allow it."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     embeddings = (
         (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -147,8 +148,8 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
 
 
 def not_by_rounds(trainer: L.Trainer) -> str | None:
-    """Explain why coalitions' models cannot use the learning rates that the federation's schedulers set between rounds;
-    None: they can."""
+    """Return why coalitions' models cannot use the learning rates that the federation's schedulers set between rounds;
+    None if they can."""
     plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
     if plateau:
         return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
@@ -156,12 +157,16 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 
 
 def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
-    """Explain that a hook after validation, or at a round's end, may change the training depending on the scores of the
-    federation's model, while each coalition's model has scores of its own; None: such hooks only log.
+    """Return which hook may change the training depending on the validation scores of the federation's model.
+
+    With such a hook coalitions cannot be trained beside the federation: each coalition's model has scores of its own.
 
     Args:
         trainer: the trainer.
-        proved: whether a coalition is also trained alone and compared: then only hooks that read scores count.
+        proved: see :func:`flsv.training.rows.hook_code.hook_adapts`.
+
+    Returns:
+        The reason and the remedy, for an error message; None if hooks only log.
     """
     for part in (trainer.lightning_module, *callbacks_of(trainer)):
         for hook in HOOKS_OF_VALIDATION:
@@ -218,7 +223,7 @@ def of_the_run(callback: L.Callback) -> bool:
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:
-    """Return whether a callback's hook is not defined or known to change nothing."""
+    """Return whether a callback does not define ``hook``, or its hook is known not to change the training."""
     if not is_overridden(hook, callback, L.Callback):
         return True
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)

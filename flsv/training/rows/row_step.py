@@ -5,8 +5,8 @@ as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` computes th
 differentiates the sum of the losses by the stacked parameters, since no model's loss depends on another model. This
 saves the cost of a transformed backward pass per operation, which dominates for small models. Linear layers with
 weights W and inputs x then multiply as ``W x^T``: for few outputs this batched product takes little more than half the
-time of ``x W^T``. For batched convolutions autograd's own backward pass is slower, and batched recurrent layers do not
-have one.
+time of ``x W^T``. This way is not taken for convolutions, whose batched backward pass in autograd is slower, or for
+recurrent layers, which do not have one.
 
 Every step is traced anew, so that it sees the module's present attributes and the epoch; compiling it takes longer than
 it saves (``docs/results/gpu.md``). Within such steps a module must neither store values in its attributes nor read a
@@ -40,7 +40,7 @@ from flsv.utilities.seeding import restore_torch_rngs, torch_rngs
 State = dict[str, Tensor]
 
 
-#: How many models that share a batch step at once, by module, since memory has run out.
+#: For each module whose step has run out of memory, the number of models that now step at once on a shared batch.
 _AT_ONCE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
@@ -106,8 +106,8 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether only linear layers are trained, and without autocast, which would round the products of
-        stacked weights differently from those of a layer."""
+        """Return whether all trained parameters belong to linear layers, and autocast is off: it would round a product
+        of stacked weights differently from a product of one layer's weights."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         rounded = any(map(torch.is_autocast_enabled, devices))
@@ -115,7 +115,7 @@ class RowStep:
 
     @cached_property
     def _of_many(self) -> Any:
-        """Return the batched function of stacked parameters, stacked other entries and the batch."""
+        """Return ``vmap`` of :meth:`_of_one` or, unless only linear layers are trained, of its gradient and value."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
         return vmap(of_one, dims, randomness=randomness)
@@ -126,8 +126,8 @@ class RowStep:
         Args:
             states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
                 use the module's own. Buffers are updated in place.
-            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch. Then, if
-                memory runs out, half of the models step after the other half.
+            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch. If memory
+                runs out on a shared batch, one half of the models steps after the other.
 
         Returns:
             Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
@@ -152,7 +152,8 @@ class RowStep:
         )
 
     def _tried(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
-        """Compute gradients and losses; None if memory runs out: from then on half as many models step at once."""
+        """Compute gradients and losses. If memory runs out, return None and let half as many models step at once from
+        now on."""
         rows = len(next(iter(states.values())))
         try:
             return self._step(states, batch)
@@ -194,7 +195,7 @@ class RowStep:
 
         Args:
             trained: the model's trained parameters, in the order of the names given to the constructor.
-            rest: its other stacked parameters and buffers by name.
+            rest: the model's other parameters and buffers by name; those without an entry are the module's own.
             batch: the batch.
         """
         # Tensors that are changed in place within a torch.func transformation must be made within it.
@@ -220,8 +221,8 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each parameter and buffer in a :class:`_Stepped` module, by its first name; tied weights have
-    several. A layer that is registered under several names counts once."""
+    """Return the names of each parameter and buffer in a :class:`_Stepped` module, ``{name in the module: names}``;
+    tied weights have several. A layer that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -262,13 +263,13 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
-    """Raise NotBatched for any error within this context, and if the module's attributes change or random numbers are
-    drawn.
+    """Raise NotBatched for any error within this context except a lack of memory, and at its end if the module's
+    attributes have changed or random numbers were drawn.
 
     Args:
         module: the module.
         draws: the global generators that steps may draw from.
-        counts: whether the module's torchmetrics may count.
+        counts: whether the states of the module's torchmetrics may change.
     """
     watch = Watch(module, draws, counts)
     with refusing(module, (Exception,)):
@@ -280,6 +281,8 @@ def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn errors of torch.func and ConfigurationErrors within this context into NotBatched.
+
+    Other errors, and any lack of memory, are raised unchanged.
 
     Args:
         module: the module, for the message.
@@ -311,7 +314,7 @@ class NotBatched(ConfigurationError):
 
 
 def refusal(module: nn.Module, reason: str) -> NotBatched:
-    """Return the error that a module's training steps cannot be batched, for this reason."""
+    """Return the error which says that a module's training steps cannot be batched, and why."""
     error = NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Use engine="sequential", or change that.'
@@ -343,7 +346,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Let a module's torchmetrics do nothing and return 0 within this context, since their states cannot be stacked."""
+    """Make a module's torchmetrics do nothing and return 0 within this context: their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):

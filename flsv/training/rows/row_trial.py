@@ -54,7 +54,7 @@ def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Co
         draws: the global generators that a step may draw from, see :func:`try_rows`.
 
     Returns:
-        The reason why this is not possible, for an error message; None: it is possible.
+        The reason why this is not possible, for an error message; None if it is possible.
     """
     name = type(trainer.lightning_module).__name__
     try:
@@ -68,7 +68,7 @@ def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Co
 
 def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
     """Return the names of up to three parameters, buffers, numbers or tensors of the module that validation changes, as
-    text; empty: none. Lists, in which a module collects outputs, may change."""
+    text; the text is empty if there are none. Lists, in which a module collects outputs, may change."""
     module, limit = trainer.lightning_module, trainer.limit_val_batches
     if not is_overridden("validation_step", module, L.LightningModule) or not limit:
         return ""
@@ -102,14 +102,14 @@ def try_rows(
         space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
         shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
-        unstacked: names of parameters and buffers that are the same at all clients and are not stacked.
+        unstacked: names of parameters and buffers that are the same at all clients, so that rows share them.
         draws: the global generators that a step may draw from, of :data:`flsv.training.rows.step_watch.GENERATORS`.
 
     Returns:
         Names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: the module cannot be copied or trained as rows, or the results differ; its ``reason`` says which.
+        NotBatched: the module cannot be copied or trained as rows, or the results differ; see its ``reason``.
     """
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"):
@@ -140,7 +140,9 @@ def try_rows(
 
 
 def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
-    """Return a stand-in for a trainer with copies of its module and its optimizer, at the optimizer's full rates."""
+    """Return a stand-in for a trainer with copies of its module and its optimizer.
+
+    The copy has the schedules' base learning rates: with a warm-up from 0, a trial would find no differences."""
     module = trainer.lightning_module
     with refusing(module):
         copied = fresh_copy(module, space, space.read(module), {})
@@ -153,7 +155,7 @@ def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
 
 
 def _nudged(start: Mapping[str, Tensor], rounding: Rounding) -> dict[str, Tensor]:
-    """Return weights that differ from others by their precision's rounding; whole numbers stay as they are."""
+    """Return the weights ``start`` with random changes as large as the precision's rounding; integers do not change."""
     return {
         name: rounding.nudged(tensor.flatten()).view_as(tensor) if tensor.is_floating_point() else tensor
         for name, tensor in start.items()
@@ -230,7 +232,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
         The loss of each batch, and the names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: a step fails, or which parameters have no gradient differs between batches.
+        NotBatched: a step fails, or other parameters have no gradient in one batch than in another.
     """
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
@@ -263,7 +265,7 @@ def _compare(
         batched: the result of training rows.
         ordinary: the result of ordinary training.
         allowed: the relative and the absolute tolerance.
-        rounded: the distance that rounding may cause, which is tolerated, too.
+        rounded: a Euclidean distance that is tolerated, too, since rounding may cause it.
     """
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return

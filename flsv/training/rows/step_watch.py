@@ -25,8 +25,8 @@ GENERATORS = ("torch", "NumPy", "random")
 #: Attributes of a module that Lightning and torch set themselves.
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 _LIGHTNINGS |= {"_metric_attributes"}
-#: Types whose objects are compared by identity only, and the depth to which nested objects, lists and dictionaries are
-#: compared.
+#: Types whose objects are compared by identity only; and the depth to which all other objects, lists and dictionaries
+#: are compared.
 _WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
 
 
@@ -44,7 +44,7 @@ class Watch:
         self._before, self._drawn = dict(self._kept()), _random_states()
 
     def changed(self) -> str:
-        """Describe the changes since the snapshot, for an error message; empty: there are none."""
+        """Return a description of the changes since the snapshot, for an error message; empty if there are none."""
         drawn = [name for name, state in _random_states().items() if state != self._drawn[name]]
         if drawn := [name for name in drawn if name not in self._draws]:
             return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
@@ -61,8 +61,7 @@ class Watch:
         return sorted(name for name, value in held.items() if isinstance(value, (bool, int, float, str, Tensor)))
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name of each attribute of the module and its layers, with a mark that differs once the attribute
-        has changed."""
+        """Yield the name of each attribute of the module and its layers, and the attribute's :func:`_mark`."""
         for prefix, layer in self._module.named_modules():
             if self._counts and isinstance(layer, (Metric, MetricCollection)):
                 continue
@@ -74,7 +73,7 @@ class Watch:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    """Return a mark of a value, which differs once the value, or an object in it, has changed.
+    """Return a fingerprint of a value, which is another one after the value, or an object in it, has changed.
 
     Args:
         value: the value of an attribute.
@@ -97,11 +96,11 @@ def _mark(value: Any, depth: int) -> Any:
 
 
 def _checksum(array: Any) -> int | None:
-    """Return a checksum of a NumPy array; None: it holds objects."""
+    """Return a checksum of a NumPy array; None if it holds Python objects."""
     return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-#: Types, each with a function of a value of this type that returns another result once the value has changed.
+#: ``(type, function)``: the function's result for an object of this type is another one after the object has changed.
 _CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
     (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),
