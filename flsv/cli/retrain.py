@@ -64,7 +64,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores
 from flsv.utilities.supervisor import Task
 
-#: A training is given up after so many times the run's seconds, and so many seconds more.
+#: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
 
 
