@@ -30,10 +30,10 @@ from flsv._lightning.evaluation import on_device
 from flsv._lightning.patches import callbacks_of
 from flsv.cli.command import NO_BARS, display_path, printer
 from flsv.cli.configs import find_config
-from flsv.cli.parser import FederatedCLI, find_loop, make_cli
+from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.parsers import compare_parser
 from flsv.configuration.federation_config import ClientEvaluation
-from flsv.core import LocalData
+from flsv.core import LocalData, find_loop
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
 from flsv.engines.client_manager import try_forward
@@ -222,7 +222,7 @@ def run_algorithm(
         data: the data of the clients.
         tests: the test samples, see :class:`OwnModels`.
     """
-    loop = find_loop(trainer)
+    loop: Any = find_loop(callbacks_of(trainer))
     own = OwnModels(loop, tests)
     callbacks_of(trainer).append(own)
     if "PL_GLOBAL_SEED" in os.environ:
@@ -303,8 +303,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
     cli = make_cli([*files, *arguments, *own], run=False)
     callbacks: list[L.Callback] = callbacks_of(cli.trainer)
     if alone:
-        loop = find_loop(cli.trainer)
-        callbacks[callbacks.index(loop)] = _alone(loop)
+        callbacks[callbacks.index(cli.loop)] = _alone(cli.loop)
     return cli
 
 

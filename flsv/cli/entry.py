@@ -66,6 +66,7 @@ UNSAID = (
 )
 #: No space left, quota exceeded, file too large, input/output error, read-only file system.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_GO_ON = ", a fit that has saved a checkpoint with --ckpt_path last."
 
 
 def main(args: list[str] | None = None) -> int:
@@ -91,10 +92,8 @@ def main(args: list[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt as stopped:
         kept = given[:1] and given[0] in KEEPING
-        print(
-            f"flsv: stopped{'. Finished work is kept: run the same command again to continue.' if kept else ''}",
-            file=sys.stderr,
-        )
+        after = ". Finished work is kept: run the same command again to continue." if kept else ""
+        print(f"flsv: stopped{after}", file=sys.stderr)
         return status_of(stopped)
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,21 +101,11 @@ def main(args: list[str] | None = None) -> int:
     except FileNotFoundError as error:
         if not (gone := _gone(error)):
             raise
-        print(
-            f"flsv: error: {gone}. Move it back, and start again, a fit that has saved a checkpoint with --ckpt_path "
-            "last.",
-            file=sys.stderr,
-        )
-        return 1
+        return _failed(f"{gone}. Move it back, and start again{_GO_ON}")
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        print(
-            f"flsv: error: {error}. What was saved before is whole: make room, and start again, a fit that has saved a "
-            "checkpoint with --ckpt_path last.",
-            file=sys.stderr,
-        )
-        return 1
+        return _failed(f"{error}. What was saved before is whole: make room, and start again{_GO_ON}")
     except ValueError as error:
         # An error of a nested object's arguments arrives wrapped in the parser's own.
         cause: BaseException | None = error
@@ -124,8 +113,12 @@ def main(args: list[str] | None = None) -> int:
             cause = cause.__cause__
         if cause is None:
             raise
-        print(f"flsv: error: {cause}", file=sys.stderr)
-        return 2
+        return _failed(str(cause), 2)
+
+
+def _failed(why: str, status: int = 1) -> int:
+    print(f"flsv: error: {why}", file=sys.stderr)
+    return status
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
@@ -149,7 +142,6 @@ def _run(given: list[str]) -> int:
     if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         check_words(given)
         check_arguments(first, given[1:])
-    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         waiting(f"flsv {first}: loading PyTorch", quiet or int(os.environ.get("RANK", 0)) > 0, first=True)
     try:
         return _command(given, first, quiet)

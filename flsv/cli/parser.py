@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import yaml
@@ -29,6 +29,7 @@ from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_che
 from flsv.cli.configs import check_checkpoint
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
+from flsv.core import find_loop
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -159,6 +160,11 @@ class FederatedCLI(LightningCLI):
             "num_nodes": nodes if trainer.num_nodes == 1 else trainer.num_nodes,
         }
 
+    @property
+    def loop(self) -> FederatedLoop:
+        """Return the loop among the trainer's callbacks."""
+        return cast(FederatedLoop, find_loop(callbacks_of(self.trainer)))
+
     def identity(self) -> Identity:
         """Set up the data, and return the identity of this experiment without its seed. Only for ``run=False``."""
         self.datamodule.prepare_data()
@@ -170,7 +176,7 @@ class FederatedCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except ConfigurationError:
-            if self._new_folder is not None and find_loop(self.trainer).round_index == 0:
+            if self._new_folder is not None and self.loop.round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
         # Lightning ends with SystemExit on Ctrl-C; TensorBoard's writer, which cannot be closed twice, with OSError.
@@ -187,7 +193,7 @@ class FederatedCLI(LightningCLI):
     def _say_how_to_go_on(self) -> None:
         """Print where the results of a stopped fit are, unless the table shows that, and the command that resumes
         it."""
-        if not find_loop(self.trainer).reporting.table:
+        if not self.loop.reporting.table:
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command
             return
@@ -240,7 +246,7 @@ class FederatedCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print where the results are, unless the table at the end of the fit shows that."""
-        if not (self.quiet or find_loop(self.trainer).reporting.table):
+        if not (self.quiet or self.loop.reporting.table):
             self.say_where()
 
     def after_predict(self) -> None:
@@ -275,8 +281,3 @@ def make_cli(
         quiet=quiet,
         loaded=loaded,
     )
-
-
-def find_loop(trainer: L.Trainer) -> FederatedLoop:
-    """Return the FederatedLoop among a trainer's callbacks."""
-    return next(callback for callback in callbacks_of(trainer) if isinstance(callback, FederatedLoop))

@@ -68,6 +68,7 @@ def retrain_parser() -> ArgumentParser:
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument(
         "--trainings",
+        dest="which",
         choices=get_args(Which),
         default="auto",
         metavar="WHICH",

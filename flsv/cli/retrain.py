@@ -47,14 +47,14 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, default_design
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.performance import Judges
-from flsv.report.basis import ALL_TAKE_PART, RANKING_ONLY, SHARE_BY, retrained_from
+from flsv.report.basis import ALL_TAKE_PART, SHARE_BY, retrained_from
 from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
-from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds, values_of
+from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.retraining.whole_fits import trained_in
 from flsv.utilities.choices import Participation
@@ -64,7 +64,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores
 from flsv.utilities.supervisor import Task
 
-#: A training is given up after so many times the run's seconds, and so many seconds more.
+#: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
 
 
@@ -89,19 +89,15 @@ def retrain(
 
     Args:
         run: the folder of a run that ``flsv fit`` has written.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
-            ``"auto"`` stands for ``"both"``: each client alone, all but one, and all.
-        metric: the performance of a model, on the server's validation set, see
-            :class:`flsv.retraining.RetrainedUtility`. None: the performance that the run's metrics used; accuracy if
-            they used none. Trainings are stored separately for each performance.
-        mode: ``"min"`` or ``"max"``, whether less or more of a logged ``metric`` is better.
-        judges: the owner of the samples on which models are judged: the ``"server"``, or the ``"clients"`` with their
-            validation samples. None: as for the run's metrics.
+        which: the coalitions, as for :func:`flsv.retrain`.
+        metric: the performance of a model, as for :func:`flsv.retrain`. None: the performance that the run's metrics
+            used; accuracy if they used none. Trainings are stored separately for each performance.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged ``metric`` is better.
+        judges: whose samples models are judged on, as for :func:`flsv.retrain`. None: as for the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
             training. None: three if they are trained side by side, else one.
-        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
-            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
+        participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         jobs: the number of processes that train at once; None: as many as there are cores, or one that uses an
             accelerator.
@@ -124,37 +120,24 @@ def retrain(
             coalition of all comes to other weights than the run; or a training failed.
     """
     _check_performance(metric, mode)
-    ranks = ranks_of_environment()
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
     def told(text: str) -> None:
         say(text)
         wait("flsv retrain: training coalitions")
 
-    question = Question(metric, mode, judges, participation)
-    with told_run(run, changes, question, which) as (arguments, first, facts):
+    with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
         for text in facts.warned:
             warnings.warn(text, stacklevel=2)
         for text in facts.said:
             say(text)
-        question, folder = facts.question, Path(arguments[1]).parent
-        store = UtilityStore(run / question.file, question.names, facts.settings, ranks=ranks)
-        if (
-            not changes and not facts.another_game
-        ):  # ShadowShapley's coalitions at the end of the run are trained in exactly the same way
-            _learn(store, run, facts, range(first, first + (seeds or SEEDS)))
-        jobs = jobs or (cores() if facts.on_cpu else 1)
-        threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
-
-        def task(piece: Piece) -> Task:
-            checkpoint = facts.checkpoint if piece.seed == first else None
-            return in_a_process(folder, train, arguments, question, piece, checkpoint, threads)
-
-        limit_s = None if changes else _limit_s(read_record(run / RECORD))
-        proved_by = None if facts.checkpoint is None else first
-        trainings = FitsInProcesses(task, len(facts.clients), jobs, limit_s, proved_by)
+        ranks, names = ranks_of_environment(), facts.question.names
+        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks)
+        if not (changes or facts.another_game):
+            _learn(store, run, facts, range(facts.seed, facts.seed + (seeds or SEEDS)))
+        trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         wait("flsv retrain: training coalitions")
-        found = train_seeds(trainings, facts.num_samples, which, first, seeds, store, ranks, told)
+        found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, told)
     rows = _table(found, facts, bool(overrides))
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
@@ -162,12 +145,25 @@ def retrain(
 
 
 def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -> None:
-    """Add the utilities of coalitions that were trained at the end of the run to the store."""
+    """Add the utilities of coalitions that were trained at the end of the run, in exactly the same way, to the
+    store."""
     by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
     for seed in seeds:
         for members, values in trained_in(run, by, seed, facts.rounds).items():
             if store.missing(seed, [members]):
                 store.add(seed, members, {LAST: [[value] for value in values]})
+
+
+def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
+    """Return the place where coalitions are trained: ``jobs`` processes at once, of ``threads`` threads each, of which
+    none takes more than ``limit_s`` seconds."""
+    jobs = jobs or (cores() if facts.on_cpu else 1)
+    threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
+
+    def task(piece: Piece) -> Task:
+        return in_a_process(facts.folder, train, facts, piece, threads)
+
+    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, None if facts.checkpoint is None else facts.seed)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -216,14 +212,13 @@ def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -
         by_score: ``{score: utilities [seeds, K]}``.
         metric: the score whose values are returned; shares are returned for all scores.
     """
-    rank_only, utilities = found.which in RANKING_ONLY, by_score[metric]
-    columns = values_of(found.masks, utilities, rank_only)
-    if rank_only:
-        return columns
+    utilities = by_score[metric]
+    if found.rank_only:
+        return found.values(utilities)
     others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
     for place, seed in enumerate(found.seeds) if len(found.seeds) > 1 else ():
         others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
-    return columns | {name: values_of(found.masks, of, rank_only)["share"] for name, of in others.items()}
+    return found.values(utilities) | {name: found.values(of)["share"] for name, of in others.items()}
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
@@ -252,27 +247,14 @@ def _terminated() -> Iterator[None]:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = retrain_parser().parse_known_args(list(args))
-    waiting("flsv retrain: reading the run and its data", quiet or ranks_of_environment().rank > 0)
-    say = printer(quiet or ranks_of_environment().rank > 0)
-    alone = ranks_of_environment().rank == 0 and options.run.is_dir()
-    with FolderLock(options.run) if alone else nullcontext(), _terminated():
-        rows, path = retrain(
-            options.run,
-            options.trainings,
-            metric=options.metric,
-            mode=options.mode,
-            judges=options.judges,
-            rounds=options.rounds,
-            seeds=options.seeds,
-            participation=options.participation,
-            overrides=rest,
-            jobs=options.jobs,
-            threads=None,
-            say=say,
-            wait=partial(waiting, quiet=quiet or ranks_of_environment().rank > 0),
-        )
+    rank = ranks_of_environment().rank
+    silent = quiet or rank > 0
+    waiting("flsv retrain: reading the run and its data", silent)
+    with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
+        wait = partial(waiting, quiet=silent)
+        rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(silent), wait=wait)
     done_waiting()
-    if ranks_of_environment().rank:
+    if rank:
         return
     if not quiet:
         _show(rows, read_record(options.run / RECORD).get("rounds"))

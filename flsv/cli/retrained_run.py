@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.parser import FederatedCLI, find_loop
+from flsv.cli.parser import FederatedCLI
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, make_run, performance_by, saved_run
+from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
 from flsv.games.performance import (
@@ -64,6 +65,11 @@ class Question:
     judges: Judges | None = None
     participation: Participation = "drawn"
 
+    def answered_by(self, loop: FederatedLoop) -> Question:
+        """Return this question with the performance and the judges of the run's metrics where none are given."""
+        metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
+        return replace(self, metric=metric, mode=mode, judges=self.judges or judges_of(loop))
+
     @property
     def names(self) -> Sequence[str]:
         """Return the names of all scores that are computed of a trained model."""
@@ -90,6 +96,8 @@ class Facts:
     """Facts about a run's federation, which the process that has built it sends to the command's process.
 
     Args:
+        arguments: the arguments that make the federation, see :func:`flsv.cli.saved_run.saved_run`.
+        seed: the run's seed.
         clients: the clients' names.
         num_samples: ``[n]``, the clients' numbers of samples.
         rounds: the number of rounds of a training.
@@ -107,6 +115,8 @@ class Facts:
             cannot be compared.
     """
 
+    arguments: Sequence[str]
+    seed: int
     clients: list[str]
     num_samples: list[int]
     rounds: int | None
@@ -121,6 +131,11 @@ class Facts:
     warned: list[str]
     on_cpu: bool
     checkpoint: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """Return the temporary folder of the trainings."""
+        return Path(self.arguments[1]).parent
 
 
 def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
@@ -140,11 +155,8 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
-        loop, data = find_loop(cli.trainer), cli.datamodule
-        if question.metric is None:
-            metric, mode = performance_by(loop)
-            question = replace(question, metric=metric, mode=mode)
-        question = replace(question, judges=question.judges or judges_of(loop))
+        loop, data = cli.loop, cli.datamodule
+        question = question.answered_by(loop)
         measure: Any = question.measure
         identity = cli.identity()
         check_data(run, read_record(run / RECORD), identity, data.client_names)
@@ -155,8 +167,12 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         if isinstance(measure, ModelScore):
             warn_of_rarity([measure], data)
         by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
+        settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
+        settings |= {"participation": question.participation} if draws else {}
         checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
         return Facts(
+            arguments=arguments,
+            seed=seed,
             clients=list(data.client_names),
             num_samples=data.num_samples.tolist(),
             rounds=cli.trainer.max_epochs,
@@ -164,12 +180,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
             by=by,
             title=title_of(measure, data.positive_class) if scores_positive(measure) else by,
             majority=_majority(cli) if by == "accuracy" else NAN,
-            settings={
-                **identity.flat(),
-                "metric": joined(question.names),
-                "mode": question.mode,
-                **({"participation": question.participation} if draws else {}),
-            },
+            settings=settings,
             changed=changed_settings(run, identity),
             another_game=another_game,
             said=[] if why_not is None else [why_not],
@@ -202,13 +213,14 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint: Path | None, threads: int) -> Any:
+def train(facts: Facts, piece: Piece, threads: int) -> Any:
     """Build a run's federation in this process, do a piece of work with it, and return the result; see
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
-    cli = make_run(arguments, piece.seed)
+    cli, question = make_run(facts.arguments, piece.seed), facts.question
     federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
-    return work_on(piece, federation, str(Path(arguments[1]).parent), checkpoint, question.participation)
+    checkpoint = facts.checkpoint if piece.seed == facts.seed else None
+    return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
@@ -236,10 +248,8 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def told_run(
-    run: Path, overrides: Sequence[str], question: Question, which: Which
-) -> Iterator[tuple[list[str], int, Facts]]:
-    """Yield the arguments from which a run's federation is built, the run's seed, and facts about the federation.
+def told_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[Facts]:
+    """Yield facts about a run's federation, whose temporary folder exists within this context.
 
     Args:
         run: the run's folder.
@@ -251,14 +261,14 @@ def told_run(
         ConfigurationError: the folder has no configuration; the data are not those of the run; or models cannot be
             scored as ``question`` says.
     """
-    with saved_run(run, overrides) as (arguments, first):
-        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, first, question, which, bool(overrides))
+    with saved_run(run, overrides) as (arguments, seed):
+        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, seed, question, which, bool(overrides))
         ((_, facts),) = supervise([(None, task)])
         if isinstance(facts, ConfigurationError):
             raise facts
         if isinstance(facts, ChildFailed):
             raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {facts}")
-        yield arguments, first, facts
+        yield facts
 
 
 if __name__ == "__main__":

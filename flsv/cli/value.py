@@ -67,9 +67,8 @@ def value(
     found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
-    columns = valuation_columns(found)
     names = data.client_names
-    cells = {name: column.tolist() for name, column in columns.items()}
+    cells = {name: column.tolist() for name, column in valuation_columns(found).items()}
     rounded = {name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]] for name in cells}
     save_table(out / "valuation.csv", DataFrame({"client": range(len(names)), **rounded, "client_name": names}))
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
@@ -81,11 +80,11 @@ def value(
         client.ask(keep_pictures, pictures)
         client.ask(write_artifacts, own)
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
-    target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
     if table:
+        target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-        shown_cells = {name: numbers(column) for name, column in cells.items()}
-        print_table(title, names, shown_cells, shown_clients(found.shares, len(names)))
+        shown = {name: numbers(column) for name, column in cells.items()}
+        print_table(title, names, shown, shown_clients(found.shares, len(names)))
     return found
 
 

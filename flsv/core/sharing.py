@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -147,23 +147,26 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
         )
 
 
-def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[str], head: str | None) -> Iterator[str]:
+def _named(
+    word: str, module: nn.Module, state: Mapping[str, Tensor], frozen: set[str], head: str | None
+) -> Collection[str]:
+    """Return the names of ``state`` that a pattern without its ``!`` stands for."""
     if word == "all":
-        yield from state
-    elif word == "trainable":
-        if len(frozen) < sum(1 for _ in module.parameters()):
-            yield from state.keys() - frozen
-    elif word in ("norm", "head"):
-        layers = dict(module.named_modules())
-        if word == "norm":
-            chosen = [layer for layer in layers.values() if _normalizes(layer)]
-        else:
-            found = head_name(module, head)
-            chosen = [] if found is None else [layers[found]]
-        own = {id(t) for layer in chosen for part in (layer._parameters, layer._buffers) for t in part.values()}
-        yield from (name for name, tensor in state.items() if id(tensor) in own)
-    else:
-        yield from (name for name in state if fnmatchcase(name, word))
+        return state
+    if word == "trainable":  # of a module that is frozen as a whole, nothing
+        return state.keys() - frozen if len(frozen) < sum(1 for _ in module.parameters()) else ()
+    if word == "norm":
+        return _held_by([layer for layer in module.modules() if _normalizes(layer)], state)
+    if word == "head":
+        found = head_name(module, head)
+        return () if found is None else _held_by([module.get_submodule(found)], state)
+    return [name for name in state if fnmatchcase(name, word)]
+
+
+def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of ``state`` whose tensors are the layers' own parameters and buffers."""
+    own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
+    return [name for name, tensor in state.items() if id(tensor) in own]
 
 
 def _normalizes(layer: nn.Module) -> bool:

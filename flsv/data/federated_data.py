@@ -138,24 +138,24 @@ def partition_data(
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
     unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
-    if len(unknown):
-        splits = _without_unknown(splits, classes.labels, unknown, corruptions)
+    splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    train, val, test = source.train, *(_known(part, unknown) for part in (source.val, source.test))
-    differs = torch.zeros(len(classes.labels), dtype=torch.bool)
-    if corruptions:
-        train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
-        classes = replace(classes, labels=noisy)
-    val_loader: Any = source.val_loaders
-    if val is not None:
-        val_loader = make_loader(val, **eval_options)
-    elif len(splits.server_val):
-        val_loader = make_loader(train, splits.server_val, **eval_options)
+    source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
+    train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
+    val, classes = _val_loader(source, train, splits.server_val, eval_options), replace(classes, labels=noisy)
     return FederatedData(
-        train, val_loader, test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
+        train, val, source.test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
     )
+
+
+def _val_loader(source: SourceData, train: Dataset, server: Tensor, options: dict[str, Any]) -> Any:
+    """Return the loader of the source's validation data, or of the ``server``'s samples of ``train``, or the source's
+    own loaders; None: there are no validation data."""
+    if source.val is not None:
+        return make_loader(source.val, **options)
+    return make_loader(train, server, **options) if len(server) else source.val_loaders
 
 
 def _as_read(
@@ -224,8 +224,7 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
-        least = samples.index(min(samples))
-        called = client_called(least, splits.names, "Client")
+        called = client_called(samples.index(min(samples)), splits.names, "Client")
         raise ConfigurationError(
             f"{called} has {min(samples)} samples, not one full batch of {size}. Lower batch_size to {min(samples)}, "
             "or set drop_last to false."
@@ -234,31 +233,24 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
-) -> tuple[TensorDataset, Tensor, Tensor]:
+) -> tuple[Dataset, Tensor, Tensor]:
     """Apply each corruption, in the given order, to the training samples of the clients that it has chosen.
 
     Returns:
         The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
         corruptions changed, bool ``[N]``.
     """
-    tensors, rows = tensors_of(dataset, None, collate_fn)
-    if tensors is None:
-        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
-    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
-    inputs, labels = first, classes.labels.clone()
-    last = fields[-1].flatten().cpu() if fields else labels[:0]
-    if not classes.missing and not torch.equal(last.long(), labels):
-        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
-    differs = torch.zeros(len(labels), dtype=torch.bool)
+    labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
+    if not corruptions:
+        return dataset, labels, differs
+    first, *fields = _columns(dataset, classes, collate_fn)
+    inputs, labels = first, labels.clone()
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*concerned)):
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
-        x, y = before.clone(), true.clone()
-        # The position gives two corruptions with the same seed different random numbers.
-        for position in [place for place, clients in enumerate(concerned) if client in clients]:
-            generator = generator_for(corruptions[position].seed, "corruption", position, client)
-            x, y = corruptions[position](x, y, len(classes.names), generator)
+        mine = {place: each for place, each in enumerate(corruptions) if client in concerned[place]}
+        x, y = _corrupted_samples(mine, client, before, true, len(classes.names))
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)
@@ -270,11 +262,41 @@ def _corrupted(
     return TensorDataset(inputs, *fields), labels, differs
 
 
+def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
+    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last.
+
+    Raises:
+        ConfigurationError: the data set has no tensors, or its last one is not the labels.
+    """
+    tensors, rows = tensors_of(dataset, None, collate_fn)
+    if tensors is None:
+        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
+    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
+    last = fields[-1].flatten().cpu() if fields else classes.labels[:0]
+    if not classes.missing and not torch.equal(last.long(), classes.labels):
+        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
+    return [first, *fields]
+
+
+def _corrupted_samples(
+    corruptions: Mapping[int, Corruption], client: int, x: Tensor, y: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Apply corruptions, given by their position, to a copy of one client's samples."""
+    x, y = x.clone(), y.clone()
+    for position, corruption in corruptions.items():
+        # The position gives two corruptions with the same seed different random numbers.
+        generator = generator_for(corruption.seed, "corruption", position, client)
+        x, y = corruption(x, y, num_classes, generator)
+    return x, y
+
+
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
     """Return the splits without samples of unknown classes, which stay only in the training sets of corrupted
     clients."""
+    if not len(unknown):
+        return splits
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []

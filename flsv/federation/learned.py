@@ -186,6 +186,16 @@ def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
     return beats_constant(scores, by) if isinstance(by, str) and by in TESTED else None
 
 
+def _why_not_scored(trainer: L.Trainer, run: FederationRun) -> str | None:
+    """Return the reason why a classifier's answers cannot be scored, apart from missing validation data; None: they
+    can."""
+    if trainer.limit_val_batches == 0:
+        return "nothing is validated (limit_val_batches=0)"
+    if run.engine.data.no_classes is not None:
+        return f"the data have no classes ({run.engine.data.no_classes})"
+    return "a part of the model stays with the clients" if run.engine.space.private_names else None
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | str:
@@ -203,12 +213,8 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
         return "the server has no validation set"
-    if limit == 0:
-        return "nothing is validated (limit_val_batches=0)"
-    if data.no_classes is not None:
-        return f"the data have no classes ({data.no_classes})"
-    if space.private_names:
-        return "a part of the model stays with the clients"
+    if why_not := _why_not_scored(trainer, run):
+        return why_not
     correct, support = torch.zeros(2, data.num_classes, dtype=torch.int64)
     try:
         with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):

@@ -31,8 +31,7 @@ autoencoder, by the autoencoder's own validation loss:
 (torch.Size([3]), True)
 """
 
-from importlib import import_module
-from typing import Any
+from functools import partial
 
 from flsv.games.coalition_games import CoalitionGames
 from flsv.games.coalition_models import Renormalized, Weighting
@@ -44,6 +43,7 @@ from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.utilities.moved import moved_class
 
 __all__ = [
     "METRICS",
@@ -62,8 +62,4 @@ __all__ = [
     "performance_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "RetrainedUtility":  # its home until 1.1; a static import would point to a higher layer
-        return import_module("flsv.retraining").RetrainedUtility
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = partial(moved_class, __name__)

@@ -109,6 +109,25 @@ class ProxyOptions:
     num_classes: int | None = None
 
 
+def _check_options(options: ProxyOptions, x: Tensor, classes: int) -> None:
+    """Raise ConfigurationError unless linear models of the inputs ``x`` can be fitted, and have the performance."""
+    if options.kinds != "model" and not x.is_floating_point():
+        raise ConfigurationError(
+            f'ProxyShapley(features="{options.kinds}"): linear models of inputs of type {x.dtype} say nothing. '
+            'Choose features="model".'
+        )
+    if is_logged(options.measure) and getattr(options.measure, "mode", "") != "min":
+        raise ConfigurationError(
+            f"ProxyShapley(performance={options.measure!r}): a linear model logs nothing. Choose a loss with "
+            'mode="min", which stands for the linear models\' own, "accuracy", or a torchmetrics metric.'
+        )
+    if not classes and not isinstance(options.measure, ModelScore):
+        raise ConfigurationError(
+            f"ProxyShapley(performance={options.measure!r}): the targets are numbers. Choose the loss that the "
+            'module logs, performance="val_loss" with mode="min", or a torchmetrics metric.'
+        )
+
+
 class ProxyServer:
     """The server's side of a proxy game: features of its validation samples, and their axes.
 
@@ -126,23 +145,8 @@ class ProxyServer:
         self.options = options
         with isolated_rngs(0, "proxy validation"):
             x, self._y = server.samples("val")
-        if options.kinds != "model" and not x.is_floating_point():
-            raise ConfigurationError(
-                f'ProxyShapley(features="{options.kinds}"): linear models of inputs of type {x.dtype} say nothing. '
-                'Choose features="model".'
-            )
         self.classes = 0 if self._y.is_floating_point() else options.num_classes or server.num_classes
-        logged = is_logged(options.measure)
-        if logged and getattr(options.measure, "mode", "") != "min":
-            raise ConfigurationError(
-                f"ProxyShapley(performance={options.measure!r}): a linear model logs nothing. Choose a loss with "
-                'mode="min", which stands for the linear models\' own, "accuracy", or a torchmetrics metric.'
-            )
-        if not self.classes and not isinstance(options.measure, ModelScore):
-            raise ConfigurationError(
-                f"ProxyShapley(performance={options.measure!r}): the targets are numbers. Choose the loss that the "
-                'module logs, performance="val_loss" with mode="min", or a torchmetrics metric.'
-            )
+        _check_options(options, x, self.classes)
         self.vector = None if options.kinds == "inputs" else vector
         try:
             features = _features(server, x, self.vector, options.head, options.kinds)

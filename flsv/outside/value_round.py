@@ -159,10 +159,7 @@ def value_round(
     board.bind(len(cohort.names), classes or 1, None, client_names=cohort.names)
     device = module_device(module)
     board.to(device)
-
-    samples = cohort.numbers(num_samples, "num_samples", Count) or [1] * len(cohort.ids)
-    counts = torch.tensor([int(count) for count in samples])
-    shares = torch.tensor(cohort.numbers(weights, "weights", float), dtype=torch.float64)
+    counts, shares = cohort.counts_and_weights(num_samples, weights)
     vector, models = _models(space, module, start, updates, cohort, deltas)
     if round_index is None:
         round_index = max((int(metric.rounds) for metric in own), default=0)
@@ -176,7 +173,6 @@ def value_round(
         seed=seed,
         games=_games(board, module, val_loader, loss, classes),
     )
-    shares = shares if len(shares) else counts.double() / counts.sum()
     return _measured(board, round, shares.to(device), cohort.names)
 
 
@@ -240,12 +236,9 @@ class _Cohort:
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return the values of a list or mapping in the order of the updates; an empty list for None.
+        """Return the values ``given`` in a list or by client in the order of the updates; an empty list for None.
 
-        Args:
-            given: the values, one per client that took part.
-            argument: the name of the argument, for messages.
-        """
+        ``argument`` is the name of the argument, for messages."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -257,8 +250,15 @@ class _Cohort:
             )
         return [given[key] for key in expected]
 
-    def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
-        """Return :meth:`each` with every value checked to be a number of type ``kind``."""
+    def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
+        """Return the clients' numbers of samples, int64 ``[k]``, by default 1, and weights in the aggregation, float64
+        ``[k]``, by default each one's share of the samples."""
+        counts = torch.tensor([int(count) for count in self._numbers(num_samples, "num_samples", Count)])
+        counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
+        shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
+        return counts, shares if len(shares) else counts.double() / counts.sum()
+
+    def _numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
         return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
 
 

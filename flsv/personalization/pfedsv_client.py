@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -53,20 +53,19 @@ def collaborate(
         accuracy of the client's own model.
     """
     assert local.model is not None
-    base = local.model
+    base, joins = local.model, game == "joining"
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models, joins = torch.stack([select_entries(local.model, personal), *others]), game == "joining"
+    models, chunk = torch.stack([select_entries(local.model, personal), *others]), max(_CHUNK // len(base), 1)
 
     def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
-        chunks = mixtures.split(max(_CHUNK // len(base), 1))
+        chunks = mixtures.split(chunk)
         return torch.cat([local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks])
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
-        nonempty = masks.any(1).nonzero().flatten()
-        for rows in nonempty.split(max(_CHUNK // len(base), 1)):
+        for rows in masks.any(1).nonzero().flatten().split(chunk):
             shares = masks[rows] / masks[rows].sum(1, keepdim=True)
             result[rows] = evaluate(shares.to(models) @ models)
         return result
@@ -77,15 +76,20 @@ def collaborate(
     weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
-        steps = torch.linspace(0, 1, 11).to(models)[:, None]
-        path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
-        # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
-        mixed = path[int(evaluate(path, "negative_loss").argmax())].clone()
+        mixed = _on_the_way(models, mixed, evaluate)
     elif safeguard:
         before, after = evaluate(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
     local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
+
+
+def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
+    """Return the model of the smallest loss among 11 on the line from the client's own, ``models[0]``, to ``mixed``."""
+    steps = torch.linspace(0, 1, 11).to(models)[:, None]
+    path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
+    # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
+    return path[int(evaluate(path, "negative_loss").argmax())].clone()
 
 
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:

@@ -52,21 +52,22 @@ def page_for_all(run: Run, shares: Shares | None = None) -> tuple[dict[str, Any]
 
 
 def _clients(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis | None) -> Markup:
-    samples, taken, shown = run.record["samples"], run.taken_part(), len(order)
-    shares = {client: percent(facts.share(samples[client], sum(samples))) for client in order}
-    rows = [[name, str(samples[c]), shares[c], f"{taken[c]} of {run.rounds}"] for c, name in zip(order, names)]
-    own = [("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)]
-    scores = {head: [run.final(key)[client] for client in order] for head, key in own if key in run.measured}
+    """Return a section on the clients of ``order``: their samples, the rounds that they took part in, their own models'
+    scores and their samples of each class."""
+    samples, taken, half = run.record["samples"], run.taken_part(), len(order) // 2
     by = "number" if basis is None else basis.title
-    counted = facts.class_counts(run, 1, COUNTED)
-    counts = []
-    if counted is not None:
-        cells = [[name, *map(str, counted[1][client])] for client, name in zip(order, names)]
-        counts.append(table(["client", *counted[0]], cells, caption="Training samples of each class"))
-    some = SAY["clients_shown"].format(shown // 2, shown // 2, run.num_clients, by) if shown < run.num_clients else None
-    head = ["client", "samples", "of all", "rounds"]
-    models = [table(["client", *scores], [list(row) for row in zip(names, *map(numbers, scores.values()))])]
-    return section("Who took part", some, table(head, rows), *models[: len(scores)], *counts, _never(run))
+    some = SAY["clients_shown"].format(half, half, run.num_clients, by) if len(order) < run.num_clients else None
+    shares = [percent(facts.share(samples[client], sum(samples))) for client in order]
+    rows = [[name, str(samples[c]), of, f"{taken[c]} of {run.rounds}"] for name, c, of in zip(names, order, shares)]
+    tables = [table(["client", "samples", "of all", "rounds"], rows)]
+    own = [("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)]
+    scores = {head: numbers([run.final(key)[client] for client in order]) for head, key in own if key in run.measured}
+    if scores:
+        tables.append(table(["client", *scores], list(zip(names, *scores.values()))))
+    if (counted := facts.class_counts(run, 1, COUNTED)) is not None:
+        rows = [[name, *map(str, counted[1][client])] for name, client in zip(names, order)]
+        tables.append(table(["client", *counted[0]], rows, caption="Training samples of each class"))
+    return section("Who took part", some, *tables, _never(run))
 
 
 def _measured(run: Run) -> Markup:

@@ -34,9 +34,6 @@ from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.digest import digest
 from flsv.utilities.supervisor import ChildFailed
 
-#: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
-Curves = Mapping[str, Tensor]
-
 
 @dataclass(frozen=True, eq=False)
 class FitOrder:

@@ -10,8 +10,9 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -97,10 +98,7 @@ class CopiedFits:
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result, or an error."""
         for order in orders:
-            try:
-                yield order, self._train(order)
-            except Exception as error:
-                yield order, ChildFailed(f"{type(error).__name__}: {error}")
+            yield order, _answer_or_failure(partial(self._train, order))
 
     def _train(self, order: FitOrder) -> FitResult:
         trainer, module = self._spare.made()
@@ -109,6 +107,29 @@ class CopiedFits:
             with suppress(NoModel):  # the last finite model counts
                 trainer.fit(module, self._data)
         return scoring.result()
+
+
+def in_this_process(
+    data: FederatedDataModule, module: nn.Module | None, tasks: Iterable[tuple[Any, Callable[[], Any]]], *_: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Run tasks in this process, one after the other, as :func:`flsv.utilities.supervisor.supervise` does in others.
+
+    Args:
+        data: the data module on which the tasks fit.
+        module: the module, which keeps its parameters and buffers; None: each task makes one.
+        tasks: the tasks by name.
+    """
+    for name, task in tasks:
+        with as_it_was(data, module):
+            answer = _answer_or_failure(task)
+        yield name, answer
+
+
+def _answer_or_failure(task: Callable[[], Any]) -> Any:
+    try:
+        return task()
+    except Exception as error:
+        return ChildFailed(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -186,18 +186,18 @@ class FitsInProcesses:
         coalitions = members_of(masks)
         proper = [members for members in coalitions if 0 < len(members) < len(self._everybody)]
         drawn = [proper[derive_seed(seed, "proof") % len(proper)]] if compare and proper else []
-        checked = [self._everybody, *drawn] if compare else []
+        by_fits = [self._everybody, *drawn] if compare else []
         pieces: dict[Any, Piece] = {None: Piece(seed, coalitions, rows=True, models=drawn)}
-        pieces |= {members: Piece(seed, [members], models=[members]) for members in checked}
+        pieces |= {members: Piece(seed, [members], models=[members]) for members in by_fits}
         found: dict[Any, Any] = {}
-        for name, answer in self._run(pieces):
+        for members, answer in self._run(pieces):
             if isinstance(answer, ChildFailed):
-                raise NotSideBySide(f"{answer}") if name is None else FitsFailed({name: answer})
-            found[name] = answer
-            if name == self._everybody and seed == self._proved_by:
+                raise NotSideBySide(f"{answer}") if members is None else FitsFailed({members: answer})
+            found[members] = answer
+            if members == self._everybody and seed == self._proved_by:
                 self._prove(answer, seed)
-        rows = found[None]
-        for members in checked:
+        rows: Rows = found[None]
+        for members in by_fits:
             model, start = found[members].model[:2]
             mine = rows.checked if members == self._everybody else rows.models[members] + rows.checked - rows.checked[0]
             check_same(torch.stack([mine[0], start, mine[2]]), model, rows.rounding)

@@ -34,7 +34,7 @@ from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.supervisor import POLL_S, ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
 
-#: A coalition's fit may take as many times as long as the run until then, and so many seconds more.
+#: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
 LONGER, SECONDS = 20, 120
 
 

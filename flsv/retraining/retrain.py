@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -18,18 +18,17 @@ from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
-from flsv.report.shares import RANKING_ONLY
 from flsv.retraining.coalition_rounds import sampler_of, samplers_among
-from flsv.retraining.copied_fits import Spare, as_it_was
+from flsv.retraining.copied_fits import Spare, in_this_process
 from flsv.retraining.fits_in_processes import Federation, FitsInProcesses, Piece, work_on
-from flsv.retraining.train_coalitions import train_seeds, values_of
+from flsv.retraining.train_coalitions import train_seeds
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
-from flsv.utilities.supervisor import ChildFailed, supervise
+from flsv.utilities.supervisor import supervise
 
 
 @checked
@@ -103,42 +102,28 @@ def retrain(
     data.prepare_data()
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
-    given = module if isinstance(module, L.LightningModule) else None
     samplers_among(sampler_of(loop, participation), few_coalitions(data.num_clients, which))  # refused before training
+    given = module if isinstance(module, L.LightningModule) else None
     if given is not None and seeds > 1:
         _say(
             "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
         )
+    no_fork = why_not_fork(trainer.strategy.root_device)
+    if no_fork:
+        _say(f"coalitions are trained by copies of the trainer and the module: {no_fork}")
 
-    def fresh() -> L.LightningModule:
-        return module() if given is None else given  # type: ignore[operator]  # else it is a factory
-
-    def work(piece: Piece, copied: bool) -> Any:
+    def work(piece: Piece) -> Any:
         with _seeded(piece.seed), TemporaryDirectory() as folder:
-            made = Spare(trainer, fresh()).made() if copied else (trainer, fresh())
-            return work_on(piece, Federation(*made, data, measure), folder, None, participation)
+            made: L.LightningModule = module() if given is None else given  # type: ignore[operator]  # a factory
+            parts = Spare(trainer, made).made() if no_fork else (trainer, made)
+            return work_on(piece, Federation(*parts, data, measure), folder, None, participation)
 
-    def here(tasks: Iterable[tuple[Any, Callable[[], Any]]], *_: Any) -> Iterator[tuple[Any, Any]]:
-        """Run tasks in this process, one after the other."""
-        for name, task in tasks:
-            with as_it_was(data, given):
-                try:
-                    answer = task()
-                except Exception as error:
-                    answer = ChildFailed(f"{type(error).__name__}: {error}")
-            yield name, answer
-
-    why = why_not_fork(trainer.strategy.root_device)
-    if why:
-        _say(f"coalitions are trained by copies of the trainer and the module: {why}")
-    trainings = FitsInProcesses(
-        lambda piece: partial(work, piece, bool(why)), data.num_clients, jobs or cores(), run=here if why else supervise
-    )
-    samples = data.num_samples.tolist()
-    found = train_seeds(trainings, samples, which, first, seeds, UtilityStore(None, ["utility"]), say=_say)
-    columns = values_of(found.masks, found.utilities[:, :, 0], found.which in RANKING_ONLY)
-    names: Sequence[str] = data.client_names
-    return DataFrame({"client": range(len(names)), "client_name": names, **columns})
+    run = partial(in_this_process, data, given) if no_fork else supervise
+    trainings = FitsInProcesses(lambda piece: partial(work, piece), data.num_clients, jobs or cores(), run=run)
+    samples, store = data.num_samples.tolist(), UtilityStore(None, ["utility"])
+    found = train_seeds(trainings, samples, which, first, seeds, store, _say)
+    columns = {"client": range(data.num_clients), "client_name": data.client_names}
+    return DataFrame(columns | found.values(found.utilities[:, :, 0]))
 
 
 def _say(text: str) -> None:

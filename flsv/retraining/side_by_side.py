@@ -210,7 +210,7 @@ class CoalitionTraining(L.Callback):
 
 
 def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
-    """Explain that the module or a callback has a hook between rounds, which would not be called; None: there is none.
+    """Explain which hook of the module or a callback around a round would not be called; None: there is none.
 
     A module's hook at the end of a round is allowed, since most only log; if it does more, :func:`check_same` fails."""
     module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")

@@ -7,19 +7,20 @@ take place, see :class:`Trainings`. The utilities of coalitions whose training h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flsv.core import ALONE, Ranks
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.members import Members, members_of
+from flsv.report.basis import RANKING_ONLY
 from flsv.results.text import shares_in
 from flsv.retraining.side_by_side import NotSideBySide
-from flsv.retraining.train_fits import Fits, told, train_fits
+from flsv.retraining.train_fits import Fits, gathered, train_fits
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.csv_files import NAN
 
@@ -59,6 +60,24 @@ class Retrained:
     seeds: list[int]
     utilities: Tensor
 
+    @property
+    def rank_only(self) -> bool:
+        """Return whether these coalitions only rank clients: those that are missing would change amounts by a third."""
+        return self.which in RANKING_ONLY
+
+    def values(self, utilities: Tensor) -> dict[str, list[float]]:
+        """Compute clients' values, the ends of their intervals and their shares, ``{column: [n]}``.
+
+        Args:
+            utilities: ``[s, K]``, the utilities by one performance, of all or some seeds.
+
+        Returns:
+            The columns ``value``, ``low``, ``high`` and ``share``; the shares are NaN if coalitions only rank clients.
+        """
+        values, half = retrained_shapley(self.masks, utilities)
+        columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
+        return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
+
 
 def train_seeds(
     trainings: Trainings,
@@ -67,10 +86,11 @@ def train_seeds(
     first: int,
     seeds: int | None,
     store: UtilityStore,
-    ranks: Ranks = ALONE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
     """Train the coalitions of a design with several seeds, and return their utilities.
+
+    The coalitions are rows of one batched model. If they cannot be, each is trained by a fit of its own.
 
     Args:
         trainings: the place where coalitions are trained.
@@ -80,32 +100,28 @@ def train_seeds(
         first: the first seed; the next ones follow it.
         seeds: the number of seeds; None: three if coalitions are trained as rows, else one.
         store: the utilities that are known, to which the others are added.
-        ranks: the processes among which the coalitions are divided; each of them returns all utilities.
         say: called with lines about the progress.
 
     Raises:
         ConfigurationError: the federation allows no training of coalitions, or some trainings failed; the utilities of
             the others are in the store.
     """
-    masks, trained, together = few_coalitions(len(num_samples), which), list[int](), True
-    default = seeds is None
-    while not trained or len(trained) < (seeds or 1):
+    masks, trained, as_rows = few_coalitions(len(num_samples), which), list[int](), True
+    while len(trained) < (seeds or (SEEDS if as_rows else 1)):
         seed = first + len(trained)
-
-        if together:
-            try:
-                train_rows(trainings.rows, masks, seed, store, compare=not trained, ranks=ranks, say=say)
-            except NotSideBySide as error:
-                if default and trained:
-                    break  # those of the first seed were known, and of fits one seed is the default
-                together = False
-                if which == "auto" and not trained:
-                    which, masks = "both", few_coalitions(len(num_samples), "both")
-                say(f"{len(masks) - 1} trainings follow, each by a fit of its own: {error}")
-        if not together:
-            train_fits(trainings, num_samples, members_of(masks), seed, store, ranks, say)
+        try:
+            if as_rows:
+                train_rows(trainings.rows, masks, seed, store, compare=not trained, say=say)
+        except NotSideBySide as error:
+            if seeds is None and trained:
+                break  # those of the first seed were known, and of fits one seed is the default
+            as_rows = False
+            if which == "auto" and not trained:
+                which, masks = "both", few_coalitions(len(num_samples), "both")
+            say(f"{len(masks) - 1} trainings follow, each by a fit of its own: {error}")
+        if not as_rows:
+            train_fits(trainings, num_samples, members_of(masks), seed, store, store.ranks, say)
         trained.append(seed)
-        seeds = seeds or (SEEDS if together else 1)
     return Retrained(which, masks, trained, torch.stack([store.table(seed, masks) for seed in trained]))
 
 
@@ -116,10 +132,10 @@ def train_rows(
     store: UtilityStore,
     compare: bool,
     at_once: int | None = None,
-    ranks: Ranks = ALONE,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Train the coalitions that a store lacks as rows of one batched model, and return their number.
+    """Train the coalitions that a store lacks as rows of one batched model, divided among the store's ranks, and return
+    their number.
 
     Args:
         rows: the function that trains coalitions, see :meth:`Trainings.rows`.
@@ -128,43 +144,26 @@ def train_rows(
         store: the utilities that are known, to which the others are added.
         compare: whether to check the first trainings against fits.
         at_once: the number of coalitions that are trained at once; None: all.
-        ranks: the processes among which the coalitions are divided.
         say: called with a line about the progress whenever coalitions have been trained.
 
     Raises:
         NotSideBySide: the coalitions cannot be trained so; on all ranks, if on one.
     """
-    place = {members: index for index, members in enumerate(members_of(masks))}
-    missing = store.missing(seed, [*place])
-    for some in torch.arange(len(missing)).split(at_once or len(missing) or 1):
-        mine = [missing[i] for i in some[ranks.rank :: ranks.size].tolist()]
-        found: dict[Members, list[float]] | Exception = {}
-        try:
-            if mine:
-                table = rows(masks[[place[members] for members in mine]], seed, compare and not some[0])
-                found = dict(zip(mine, table.double().view(len(mine), -1).tolist()))
-        except Exception as error:
-            found = error
-        for part in ranks.all_gather(found, "coalitions side by side"):
-            if isinstance(part, Exception):
-                raise part
-            for members, values in part.items():
-                store.add(seed, members, {LAST: [[value] for value in values]})
-        say(told(seed, len(place) - len(store.missing(seed, [*place])), len(place)))
+    coalitions, ranks = members_of(masks), store.ranks
+    missing = store.missing(seed, coalitions)
+    size = at_once or max(1, len(missing))
+
+    def train(some: Sequence[Members], check: bool) -> Iterable[tuple[Members, list[float]]]:
+        if not some:
+            return ()
+        table = rows(masks[[coalitions.index(members) for members in some]], seed, check)
+        return zip(some, table.double().view(len(some), -1).tolist())
+
+    for start in range(0, len(missing), size):
+        mine = missing[start : start + size][ranks.rank :: ranks.size]
+        for members, values in gathered(ranks, partial(train, mine, compare and not start), "coalitions side by side"):
+            store.add(seed, members, {LAST: [[value] for value in values]})
+        say(store.progress(seed, coalitions))
     if missing:
         store.sort()
     return len(missing)
-
-
-def values_of(masks: Tensor, utilities: Tensor, rank_only: bool) -> dict[str, list[float]]:
-    """Compute clients' values, the ends of their intervals and their shares, ``{column: [n]}``.
-
-    Args:
-        masks: bool ``[K, n]``, the K coalitions of n clients.
-        utilities: ``[s, K]``, the coalitions' utilities with s seeds.
-        rank_only: whether the coalitions only rank clients: those that are missing would change amounts by a third, so
-            that the shares are NaN.
-    """
-    values, half = retrained_shapley(masks, utilities)
-    columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
-    return columns | {"share": [NAN] * masks.shape[1] if rank_only else shares_in(columns["value"])}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -101,48 +102,54 @@ def train_fits(
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
     wanted = [members for members in missing if members] or [(0,)][: len(missing)]
-    owners = balance_load([float(sum(num_samples[client] for client in each)) for each in wanted], ranks.size)
-    parts = [[each for each, owner in zip(wanted, owners) if owner == rank] for rank in range(ranks.size)]
+    costs = [float(sum(num_samples[client] for client in members)) for members in wanted]
     failed: dict[Members, ChildFailed] = {}
     starts: set[str] = set()
-    for members, fit in _on_ranks(fits, parts, seed, ranks):
+    for members, fit in _on_ranks(fits, wanted, costs, seed, ranks):
         if isinstance(fit, ChildFailed):
             failed[members] = fit
             continue
         starts.add(fit.start)
         _check_starts(starts)
-        for coalition, rows in ((members, fit.rows), ((), dict.fromkeys(fit.rows, fit.empty))):
-            if coalition in missing:
-                missing.remove(coalition)
-                store.add(seed, coalition, rows)
-        say(told(seed, len(coalitions) - len(missing), len(coalitions)))
+        trained = {members: fit.rows, (): dict.fromkeys(fit.rows, fit.empty)}
+        for coalition in store.missing(seed, [each for each in trained if each in missing]):
+            store.add(seed, coalition, trained[coalition])
+        say(store.progress(seed, coalitions))
     store.sort()
     if failed:
         raise FitsFailed(failed)
 
 
-def told(seed: int, done: int, count: int) -> str:
-    """Describe how many coalitions have been trained with a seed."""
-    return f"seed {seed}: {done} of {count} coalitions"
-
-
 def _on_ranks(
-    fits: Fits, parts: Sequence[Sequence[Members]], seed: int, ranks: Ranks
+    fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
 ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
     """Yield the fits of all ranks, of which each trains its part of the coalitions."""
     if ranks.size == 1:
-        yield from fits.fits(parts[0], seed)
+        yield from fits.fits(coalitions, seed)
         return
+    owners = balance_load(costs, ranks.size)
+    parts = [[each for each, owner in zip(coalitions, owners) if owner == rank] for rank in range(ranks.size)]
     for start in range(0, max(1, *map(len, parts)), fits.at_once):
-        mine: dict[Members, Fit | ChildFailed] | Exception
-        try:
-            mine = dict(fits.fits(parts[ranks.rank][start : start + fits.at_once], seed))
-        except Exception as error:  # is raised on all ranks
-            mine = error
-        for part in ranks.all_gather(mine, "coalitions' trainings"):
-            if isinstance(part, Exception):
-                raise part
-            yield from part.items()
+        mine = parts[ranks.rank][start : start + fits.at_once]
+        yield from gathered(ranks, partial(fits.fits, mine, seed), "coalitions' trainings")
+
+
+def gathered(
+    ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
+) -> Iterator[tuple[Members, Found]]:
+    """Call ``train`` on this rank, and yield the coalitions that all ranks have trained, with what was found.
+
+    An error on one rank is raised on all. ``about`` names the exchange among the ranks.
+    """
+    mine: dict[Members, Found] | Exception
+    try:
+        mine = dict(train())
+    except Exception as error:
+        mine = error
+    for part in ranks.all_gather(mine, about):
+        if isinstance(part, Exception):
+            raise part
+        yield from part.items()
 
 
 def _check_starts(starts: set[str]) -> None:
@@ -157,10 +164,10 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Members, Found | ChildFailed]], proof: Members | None
 ) -> Iterator[tuple[Members, Found | ChildFailed]]:
-    """Yield coalitions and their fits, but none before that of the coalition ``proof``; None: nothing is proved.
+    """Yield coalitions with their fits, all of them held back until the coalition ``proof`` is trained; None: none is.
 
     Raises:
-        FitsFailed: the fit of this coalition has failed.
+        FitsFailed: the fit of the coalition ``proof`` has failed.
     """
     held: list[tuple[Members, Found | ChildFailed]] = []
     for members, fit in found:

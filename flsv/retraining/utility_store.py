@@ -36,7 +36,7 @@ class UtilityStore:
         names: the performances, which are columns of the file.
         settings: all that the utilities depend on, except the seed. A file with other settings is refused.
         rounds: the rounds after which each coalition has utilities; default: it has some after training.
-        ranks: the processes that hold the store.
+        ranks: the processes that hold the store, among which whoever fills it divides the coalitions.
         anew: whether a file with other settings is replaced instead of refused.
 
     Raises:
@@ -68,7 +68,8 @@ class UtilityStore:
         ranks: Ranks = ALONE,
         anew: bool = False,
     ) -> None:
-        self.names, self._rounds, by_round = list(names), tuple(rounds), tuple(rounds) != (LAST,)
+        self.names, self.ranks = list(names), ranks
+        self._rounds, by_round = tuple(rounds), tuple(rounds) != (LAST,)
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
         columns |= {"round": parse_int} if by_round else {}
         columns |= dict.fromkeys(names, _numbers)
@@ -92,6 +93,10 @@ class UtilityStore:
         """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
         distinct = dict.fromkeys(coalitions)
         return [each for each in distinct if any((seed, each, index) not in self._known for index in self._rounds)]
+
+    def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
+        """Describe how many of some distinct coalitions have utilities for a seed."""
+        return f"seed {seed}: {len(coalitions) - len(self.missing(seed, coalitions))} of {len(coalitions)} coalitions"
 
     def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each of the rounds.

@@ -65,8 +65,8 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition once more, and return its models ``[P]`` before and after training, see
-    :func:`flsv.retraining.proof.difference`."""
+    """Train a coalition once more, from nudged weights if ``nudged``, and return its models ``[P]`` before and after
+    training, see :func:`flsv.retraining.proof.difference`; None: the training has failed."""
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
@@ -124,7 +124,8 @@ class WholeFits:
     def _trained(
         self, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result; that of all clients when it has come to the run's model."""
+        """Train coalitions, and yield each with its result; the coalition of all clients, once it has come to the run's
+        model."""
         doubted = False
         for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
             if order is proof and isinstance(found, FitResult):

@@ -1,4 +1,4 @@
-"""Imports of modules by their names in 1.0 and 1.1, which work until 2.0."""
+"""Imports of modules and classes by their names in 1.0 and 1.1, which work until 2.0."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ MOVED = {
     "flsv.strategy": "flsv.core.strategy",
 }
 
+#: ``{old name of a class: the module that has it today}``.
+MOVED_CLASSES = {"flsv.games.RetrainedUtility": "flsv.retraining"}
+
 
 class MovedModules(MetaPathFinder, Loader):
     """Import finder that maps old module names to today's: it returns the same module object, not a copy."""
@@ -57,6 +60,15 @@ def _today(name: str) -> str:
     parts = name.split(".")
     found = (MOVED.get(".".join(parts[:i])) for i in range(2, len(parts) + 1))
     return next((".".join([new, *parts[i:]]) for i, new in enumerate(found, start=2) if new), "")
+
+
+def moved_class(package: str, name: str) -> Any:
+    """Return the class that a package has had under a name in 1.1, for the package's ``__getattr__``."""
+    old = f"{package}.{name}"
+    if not (today := MOVED_CLASSES.get(old)):
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    warnings.warn(f"{old} is called {today}.{name}; its old name ends in 2.0.", DeprecationWarning, stacklevel=2)
+    return getattr(import_module(today), name)
 
 
 def find_moved_modules() -> None:

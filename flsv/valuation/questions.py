@@ -208,9 +208,7 @@ def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judgi
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
-    known, device = held.statistics, held.device
-    deviations = None if known.deviations is None else known.deviations.to(device)
-    statistics = ClassStatistics(known.labels.to(device), known.counts.to(device), known.means.to(device), deviations)
+    statistics = held.statistics.to(held.device)
     order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
     for rows in order.chunk(-(-len(order) // how.chunk)):
         there = rows.to(held.device)

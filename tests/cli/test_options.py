@@ -10,7 +10,7 @@ import pytest
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.cli import main
 from flsv.cli.options import instantiated, option_parser
-from flsv.cli.parser import find_loop, make_cli
+from flsv.cli.parser import make_cli
 from flsv.cli.parsers import PARSERS
 from flsv.data import (
     Columns,
@@ -127,7 +127,7 @@ def test_an_error_names_the_option_or_the_value(
 
 def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
     options = [word for config in configs for word in ("--config", str(config))]
-    return find_loop(make_cli([*options, *arguments], run=False).trainer)
+    return make_cli([*options, *arguments], run=False).loop
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")

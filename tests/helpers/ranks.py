@@ -209,9 +209,7 @@ def retrain(folder: str) -> None:
     print("TRAINED", len(trained), flush=True)
     for compare in (True, False):
         masks, store = few_coalitions(3, "all"), UtilityStore(None, ["utility"], ranks=ranks)
-        train_rows(
-            lambda *asked: SideBySideUtility(game(), *asked[1:])(asked[0]), masks, 0, store, compare, ranks=ranks
-        )
+        train_rows(lambda *asked: SideBySideUtility(game(), *asked[1:])(asked[0]), masks, 0, store, compare)
         print(
             f"SIDE{compare:d}", few_coalitions_shapley(masks, store.table(0, masks)[:, 0]).values.tolist(), flush=True
         )

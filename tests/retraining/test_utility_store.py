@@ -70,7 +70,7 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
 
 def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     game, held = Game(), store(None, ranks=Two())
-    assert train_rows(game, MASKS, 0, held, compare=False, ranks=Two()) == 8
+    assert train_rows(game, MASKS, 0, held, compare=False) == 8
     assert len(game.asked) == 4
     assert len(held.coalitions(0)) == 4
 

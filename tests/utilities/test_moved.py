@@ -39,9 +39,11 @@ def test_import_by_an_old_name_warns_at_the_line_that_imports(monkeypatch: pytes
     assert said[0].filename == __file__
 
 
-def test_moved_class_is_importable_from_its_old_module() -> None:
+def test_moved_class_is_importable_from_its_old_module_with_a_warning() -> None:
     from flsv.retraining import RetrainedUtility
 
-    assert flsv.games.RetrainedUtility is RetrainedUtility
+    with pytest.warns(DeprecationWarning, match=r"is called flsv\.retraining\.Retr.*ends in 2\.0") as said:
+        assert flsv.games.RetrainedUtility is RetrainedUtility
+    assert said[0].filename == __file__
     with pytest.raises(AttributeError, match="has no attribute 'NeverWas'"):
         _ = flsv.games.NeverWas

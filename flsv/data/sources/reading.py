@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,7 +19,21 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 #: Largest number of problems that a message lists.
 _LISTED = 30
-_Read: TypeAlias = tuple[ColumnCard | None, ColumnError | None, list[ColumnError]]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found in reading columns.
+
+    Args:
+        cards: the cards of the usable columns.
+        problems: the reasons why others cannot be used.
+        doubted: what is doubtful about usable columns.
+    """
+
+    cards: list[ColumnCard]
+    problems: list[ColumnError]
+    doubted: list[ColumnError]
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
@@ -35,91 +49,86 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         ConfigurationError: some columns cannot be used. The message says what is wrong with each column, and suggests
             options that were tried and work.
     """
-    known: dict[Any, _Read] = {}
-    cards, problems, doubted = _tried(table, names, fit, columns, known)
-    said, options = _remedied(table, names, fit, columns, known, [*problems, *doubted])
+    reader = _Reader(table, names, fit)
+    found = reader.read(columns)
+    said, options = reader.remedied(columns, found)
     more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED + 1 else []
     shown = [*said[: _LISTED if more else None], *more]
-    if problems:
-        if len(said) > 1:
-            shown = [f"{len(said)} problems with the columns:", *(f"  - {each}" for each in shown)]
-        way_out = ["These options solve them (in Python columns={...}):", options] if options else []
-        raise ConfigurationError("\n".join([*shown, *way_out]))
+    if found.problems and len(said) > 1:
+        shown = [f"{len(said)} problems with the columns:", *(f"  - {each}" for each in shown)]
+    if options:
+        remedy = "These options solve them" if found.problems else "If so, set these options"
+        shown += [f"{remedy} (in Python columns={{...}}):", options]
+    if found.problems:
+        raise ConfigurationError("\n".join(shown))
     if said:
-        way_out = ["If so, set these options (in Python columns={...}):", options] if options else []
-        rank_zero_warn("\n".join([*shown, *way_out]))
-    _warn(table, cards, fit, columns)
-    return cards
+        rank_zero_warn("\n".join(shown))
+    _warn(table, found.cards, fit, columns)
+    return found.cards
 
 
-def _remedied(
-    table: Table,
-    names: Sequence[str],
-    fit: np.ndarray,
-    columns: Columns,
-    known: dict[Any, _Read],
-    faults: list[ColumnError],
-) -> tuple[list[str], str]:
-    """Follow the errors' and doubts' own suggestions until they suggest nothing more.
-
-    Columns that the suggested options make readable may have another fault, so each suggestion is tried.
-
-    Returns:
-        All errors and doubts on the way, and a line with the options after which no error is left; an empty text if
-        nothing was suggested, an error is left, or all columns would be excluded.
-    """
-    said, now, errors = list(map(str, faults)), columns, False
-    while (following := Columns(**now.remedied(faults))) != now:
-        now = following
-        _, problems, doubted = _tried(table, names, fit, now, known)
-        faults, errors = [*problems, *doubted], bool(problems)
-        said += [each for each in map(str, faults) if each not in said]
-    helps = now != columns and not errors and any(name not in (now.exclude or ()) for name in names)
-    return said, f"  columns: {json.dumps(now.remedied(()), ensure_ascii=False)}" if helps else ""
-
-
-def _tried(
-    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns, known: dict[Any, _Read]
-) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """Return a card for each usable column, an error for each unusable column, and a doubt for each doubtful one.
+class _Reader:
+    """Reader of a table's columns by one set of options after the other; it reads no column twice by the same options.
 
     Args:
-        table: the rows of all tables.
+        table: rows of all tables.
         names: names of the columns.
         fit: which rows the categories are taken from.
-        columns: options of reading.
-        known: what was read before, by the name of a column and the options that concern it; what is read is added.
     """
-    names = [name for name in names if name not in (columns.exclude or ())]
-    twice = renamed(table, names)
-    problems = [each for part in table.parts if columns.encoding is None and (each := part.encoding) is not None]
-    problems += [error for _, error in twice]
-    left = {name for called, _ in twice for name in called}
-    cards: list[ColumnCard] = []
-    doubted: list[ColumnError] = []
-    for name in names:
-        if name in left:
-            continue
-        key = (name, *map(str, columns.concerning(name, table.typed)))
-        if key not in known:
-            known[key] = _read(table, name, fit, columns)
-        card, problem, doubts_of = known[key]
-        cards += [] if card is None else [card]
-        problems += [] if problem is None else [problem]
-        doubted += doubts_of
-    try:
-        return cards, problems, [*doubted, *doubtful_dates(table, [card.name for card in cards], columns)]
-    except ColumnError as error:  # the column of dates from which days are counted
-        return cards, [*problems, error], []
 
+    def __init__(self, table: Table, names: Sequence[str], fit: np.ndarray) -> None:
+        self._table, self._names, self._fit = table, names, fit
+        self._known: dict[tuple[str, ...], _Found] = {}
 
-def _read(table: Table, name: str, fit: np.ndarray, columns: Columns) -> _Read:
-    """Return a column's card or the reason why it cannot be used, and what is doubtful about it."""
-    try:
-        card = _card(table, name, fit, columns)
-    except ColumnError as error:
-        return None, error, []
-    return card, None, list(doubts(table, card, columns))
+    def read(self, columns: Columns) -> _Found:
+        """Read all columns by some options."""
+        table, names = self._table, [name for name in self._names if name not in (columns.exclude or ())]
+        twice = renamed(table, names)
+        found = _Found([], [error for _, error in twice], [])
+        if columns.encoding is None:
+            found.problems[:0] = [part.encoding for part in table.parts if part.encoding is not None]
+        left_out = {name for called, _ in twice for name in called}
+        for name in names:
+            if name not in left_out:
+                column = self._read(name, columns)
+                found.cards.extend(column.cards)
+                found.problems.extend(column.problems)
+                found.doubted.extend(column.doubted)
+        try:
+            found.doubted.extend(doubtful_dates(table, [card.name for card in found.cards], columns))
+        except ColumnError as error:  # the column of dates from which days are counted
+            return _Found(found.cards, [*found.problems, error], [])
+        return found
+
+    def _read(self, name: str, columns: Columns) -> _Found:
+        key = (name, *map(str, columns.concerning(name, self._table.typed)))
+        if key in self._known:
+            return self._known[key]
+        try:
+            card = _card(self._table, name, self._fit, columns)
+        except ColumnError as error:
+            self._known[key] = _Found([], [error], [])
+        else:
+            self._known[key] = _Found([card], [], list(doubts(self._table, card, columns)))
+        return self._known[key]
+
+    def remedied(self, columns: Columns, found: _Found) -> tuple[list[str], str]:
+        """Follow the errors' and doubts' own suggestions until they suggest nothing more.
+
+        Columns that the suggested options make readable may have another fault, so each suggestion is tried.
+
+        Returns:
+            All errors and doubts on the way, and a line with the options after which no error is left; an empty text if
+            nothing was suggested, an error is left, or all columns would be excluded.
+        """
+        now, faults = columns, [*found.problems, *found.doubted]
+        said = list(map(str, faults))
+        while (following := Columns(**now.remedied(faults))) != now:
+            now, found = following, self.read(following)
+            faults = [*found.problems, *found.doubted]
+            said += [each for each in map(str, faults) if each not in said]
+        helps = now != columns and not found.problems and any(name not in (now.exclude or ()) for name in self._names)
+        return said, f"  columns: {json.dumps(now.remedied(()), ensure_ascii=False)}" if helps else ""
 
 
 def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:

@@ -306,11 +306,24 @@ def _own_source(
         label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
         # For mypy: all are tables.
         return tables_source(parts, held, label, reading, clients)  # type: ignore[arg-type]
-    # For mypy: none is a table.
-    sets, rest, classes = one_numbering(parts, held, reading.pos_label)  # type: ignore[arg-type]
-    ours = all(map(by_name, parts.values()))  # type: ignore[arg-type]
-    # For mypy: base is no table.
-    found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
+    found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)
+    return _sets_source(found, parts, held, reading.pos_label, clients)
+
+
+def _sets_source(
+    found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
+) -> SourceData:
+    """Return a source with the data sets that the clients, or a single one, hold, and with one numbering of classes.
+
+    Args:
+        found: the source without these.
+        parts: ``{client: data set}``, or a single data set under any name.
+        held: the validation data ``val`` and test data ``test``, or None.
+        pos_label: the positive one of two classes; None: the rarer one.
+        clients: whether ``parts`` has one entry per client.
+    """
+    sets, rest, classes = one_numbering(parts, held, pos_label)
+    ours = all(map(by_name, parts.values()))
     if clients:
         sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]  # map-style: has a length
         found = replace(found, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
@@ -320,5 +333,5 @@ def _own_source(
         val=rest.get("val"),
         test=rest.get("test"),
         class_names=classes or found.class_names,
-        by_rarity=ours and chosen_by_rarity(classes, reading.pos_label),
+        by_rarity=ours and chosen_by_rarity(classes, pos_label),
     )

@@ -98,39 +98,47 @@ class RemoteSites:
         Returns:
             The updates in the order of ``instructions``, and the numbers of the sites whose models were not finite.
         """
-        visits: dict[int, str] = {}
         packets = {
             site: instruction_packet(instruction, self._run_info(site)) for site, instruction in instructions.items()
         }
         began = time.monotonic()
         replies = self.directory.exchange(packets)
-        updates: dict[int, ClientUpdate] = {}
-        broken = []
+        updates: dict[int, ClientUpdate | None] = {}
+        visits: dict[int, str] = {}
         wrong: dict[int, str] = {}
         for site, reply in replies.items():
-            samples = self.directory.sizes[site]["train"]
             try:
-                update = read_update(check_done(reply), site, space, device, samples, samples * self._steps_per_sample)
-                if update is None:
-                    broken.append(site)
-                    continue
-                if unknown := sorted(update.reports.keys() - self._reports):
-                    raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
-                visits[site] = read_visit(check_done(reply))
-                updates[site] = update
+                updates[site], visits[site] = self._read(site, check_done(reply), device, space)
             except BadReply as why:
                 wrong[site] = str(why)
-        wrong |= self._unusual({site: _reported(update) for site, update in updates.items()})
+        finite = {site: update for site, update in updates.items() if update is not None}
+        wrong |= self._unusual({site: _reported(update) for site, update in finite.items()})
         when = f" of round {self._state.round_index + 1}"
         for site, words in wrong.items():
             self._warn(site, "is left out", words, when)
-        self._trained = {site: visits[site] for site in updates if site not in wrong}
+        self._trained = {site: visits[site] for site in finite if site not in wrong}
         came, took = f"{len(self._trained)} of {len(packets)} sites", time.monotonic() - began
         rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
-        return [updates[site] for site in self._trained], broken
+        return [finite[site] for site in self._trained], [site for site in updates if site not in finite]
+
+    def _read(
+        self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
+    ) -> tuple[ClientUpdate | None, str]:
+        """Read a site's update, None if its model is not finite, and the name of its visit.
+
+        Raises:
+            BadReply: the reply is not valid.
+        """
+        samples = self.directory.sizes[site]["train"]
+        update = read_update(reply, site, space, device, samples, samples * self._steps_per_sample)
+        if update is None:
+            return None, ""
+        if unknown := sorted(update.reports.keys() - self._reports):
+            raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
+        return update, read_visit(reply)
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Find the sites whose reports differ in names, shapes or types from the reports of most sites.

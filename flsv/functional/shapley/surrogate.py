@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
@@ -114,28 +115,37 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
     y = (utilities - mean) / scale
-    best = None
-    for kernels in candidates:
-        parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
-        for kernel in kernels:
-            part = gram(kernel, masks, masks)
-            variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
-            parts.append((kernel, 1 / float(variance)))
-            matrix = matrix + part / variance
-        eigenvalues, vectors = torch.linalg.eigh(matrix)
-        eigenvalues = eigenvalues.clamp_min(0)
-        shrunk = eigenvalues[None] + PENALTIES[:, None]
-        power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
-        loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
-        at = int(loss.argmin())
-        if best is None or float(loss[at]) < best[0]:
-            best = float(loss[at]), parts, vectors, shrunk[at]
-    assert best is not None
-    _, parts, vectors, spectrum = best
+    _, parts, vectors, spectrum = min((_ridge(kernels, masks, y) for kernels in candidates), key=itemgetter(0))
     dual = vectors @ ((vectors.T @ y) / spectrum.unsqueeze(1))
     left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
     finite = torch.where(scale.isinf(), 0, scale)
     return Surrogate(parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite), left_out * finite
+
+
+def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
+    """Choose the ridge penalty of the largest marginal likelihood for one kernel.
+
+    Args:
+        kernels: the parts of the kernel.
+        masks: the m coalitions to fit, bool ``[m, n]``.
+        y: the standardized utilities, ``[m, M]``.
+
+    Returns:
+        The negative log likelihood, up to constants; the parts with their scales; and the eigenvectors ``[m, m]`` and
+        eigenvalues ``[m]`` of the kernel's matrix with the penalty.
+    """
+    parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
+    for kernel in kernels:
+        part = gram(kernel, masks, masks)
+        variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
+        parts.append((kernel, 1 / float(variance)))
+        matrix = matrix + part / variance
+    eigenvalues, vectors = torch.linalg.eigh(matrix)
+    shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
+    power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
+    loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
+    at = int(loss.argmin())
+    return float(loss[at]), parts, vectors, shrunk[at]
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
@@ -171,39 +181,55 @@ class AdjustedEstimator:
         # Only pairs of layers that are not completely drawn are held out.
         open_sizes = [len(layer.masks) for layer in layers if len(layer.masks) < layer.capacity]
         folds = min([self.folds, *open_sizes]) if open_sizes else 1
-        values, variance = torch.zeros(2, n, len(play.empty_and_grand()[0]), dtype=torch.float64)
-        before = [torch.zeros(len(layer.masks), values.shape[1], dtype=torch.float64) for layer in layers]
+        ends = torch.arange(2)[:, None].expand(2, n).bool()
+        values = torch.zeros(n, len(play.empty_and_grand()[0]), dtype=torch.float64)
+        # Of each pair, by a fit without it.
+        residuals = [torch.zeros(len(layer.masks), values.shape[1], dtype=torch.float64) for layer in layers]
         for fold in range(folds):
             fitted = [_fitted(layers, layer, fold, folds) for layer in layers]
             halves = torch.cat([layer.masks[index] for layer, index in zip(layers, fitted, strict=True)])
-            ends = torch.arange(2)[:, None].expand(2, n).bool()
             masks = torch.cat([ends, halves, ~halves])
             game, left_out = self.fit(masks, play(masks))
-            residual = play(ends) - game(ends)
-            values = values + (game.shapley() + (residual[1] - residual[0]) / n) / folds
+            gap = play(ends) - game(ends)
+            values = values + (game.shapley() + (gap[1] - gap[0]) / n) / folds
             left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split([len(i) for i in fitted])
-            for k, layer in enumerate(layers):
-                known = torch.zeros(len(layer.masks), dtype=torch.bool)
-                known[fitted[k]] = True
-                pair = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
-                terms = _pair_terms(layer, pair)
-                mean = terms.mean(dim=0)
-                if folds > 1 and not bool(known.all()):
-                    share = float(known.sum()) / layer.capacity
-                    mean = share * terms[known].mean(dim=0) + (1 - share) * terms[~known].mean(dim=0)
-                values = values + mean / folds
+            for k, (layer, known) in enumerate(zip(layers, fitted, strict=True)):
+                of_pairs = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
+                values = values + _layer_values(layer, of_pairs, known if folds > 1 else None) / folds
                 if folds == 1:
-                    before[k] = pair
-                    before[k][fitted[k]] = left_out[k]
+                    residuals[k] = of_pairs
+                    residuals[k][known] = left_out[k]
                 elif len(layer.masks) < layer.capacity:
-                    held_out = torch.arange(fold, len(layer.masks), folds)
-                    before[k][held_out] = pair[held_out]
-        for layer, pair in zip(layers, before, strict=True):
-            count = len(layer.masks)
-            terms = _pair_terms(layer, pair)
-            influences = (terms - terms.mean(dim=0)) / (count * max(count - 1, 1)) ** 0.5
-            variance = variance + layer_variance(layer, influences)
-        return values, variance.sqrt()
+                    residuals[k][fold::folds] = of_pairs[fold::folds]
+        return values, _stderr(layers, residuals)
+
+
+def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
+    """Estimate a layer's part ``[n, M]`` of the Shapley values of the residual game.
+
+    Args:
+        layer: a layer of m pairs.
+        residuals: ``[m, M]``, the pairs' residuals.
+        known: positions of the pairs in the fit, which stand for themselves alone, while the others stand for all other
+            pairs of the layer; None: all m pairs stand for the layer.
+    """
+    terms = _pair_terms(layer, residuals)
+    if known is None or len(known) == len(terms):
+        return terms.mean(dim=0)
+    inside = torch.zeros(len(terms), dtype=torch.bool)
+    inside[known] = True
+    share = len(known) / layer.capacity
+    return share * terms[inside].mean(dim=0) + (1 - share) * terms[~inside].mean(dim=0)
+
+
+def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
+    """Compute the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
+    variance = torch.zeros(())
+    for layer, of_pairs in zip(layers, residuals, strict=True):
+        terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
+        influences = (terms - terms.mean(dim=0)) / (count * max(count - 1, 1)) ** 0.5
+        variance = variance + layer_variance(layer, influences)
+    return variance.sqrt()
 
 
 def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:

@@ -40,6 +40,11 @@ class ClassStatistics:
     means: Tensor
     deviations: Tensor | None
 
+    def to(self, device: torch.device) -> ClassStatistics:
+        """Return the statistics on a device."""
+        deviations = None if self.deviations is None else self.deviations.to(device)
+        return ClassStatistics(self.labels.to(device), self.counts.to(device), self.means.to(device), deviations)
+
     def index(self, y: Tensor) -> Tensor:
         """Find each label's row in the tensors of these statistics.
 

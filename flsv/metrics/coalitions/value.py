@@ -112,9 +112,8 @@ class CoalitionValue(MeasuredMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
-            ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
-            the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
+        performance: the performance measure of a coalition's model if values are not per class, as for
+            :class:`PartialFederatedShapley`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
         estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"``, ``"beta"`` and
             ``"leave_one_out"`` then compute the values of these names instead); for any other value ``"exact"`` or
@@ -126,12 +125,10 @@ class CoalitionValue(MeasuredMetric):
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
-        weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
-            has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
-            coalition's model (without BatchNorm) and has value 0. In an average an update of zero shrinks the others'
-            updates: if local training overshoots, this improves the model, and a free rider gets a positive value.
-            ``"aggregation"``: by the weights of the round's aggregation, scaled to sum to 1 inside a coalition;
-            ``"aggregation-fixed"``: by the same weights without scaling, so that a small coalition's model moves less.
+        weighting: how a coalition's updates are averaged: ``"uniform"``, ``"samples"`` and ``"fixed"`` as for
+            :class:`PartialFederatedShapley`; ``"aggregation"``: by the weights of the round's aggregation, scaled to
+            sum to 1 inside a coalition; ``"aggregation-fixed"``: by the same weights without scaling, so that a small
+            coalition's model moves less.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
-from flsv.cli.parser import find_loop
+from flsv.core import find_loop
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.filters import OutlierFilter
@@ -56,7 +56,7 @@ def test_site_that_does_not_judge_counts_as_not_drawn(tmp_path: Path, make: Any,
 
     class Sees(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(find_loop(trainer).contributions["relevance"].by_class.clone())
+            seen.append(find_loop(trainer.callbacks).contributions["relevance"].by_class.clone())
             kept.append(kept_at(tmp_path, NAMES[2])[-1])
 
     remote = Remotely(tmp_path, make, client_val=0.3)
@@ -147,7 +147,7 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
 
     class Comes(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen[trainer.current_epoch] = find_loop(trainer).contributions["cssv"].clone()
+            seen[trainer.current_epoch] = find_loop(trainer.callbacks).contributions["cssv"].clone()
             remote.transport.sites[102] = away
 
     (tmp_path / "book.json").write_text(json.dumps({"Osaka": {"train": 424, "val": 0, "test": 0}}))
