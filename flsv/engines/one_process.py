@@ -39,9 +39,8 @@ Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map between a module and its vectors, and the entries that ``share`` excludes from vectors.
-
-    Server and clients of a federation compute the same map.
+    """Return the map between a module and its vectors, and the module's entries that the loop's argument ``share``
+    excludes from vectors. Server and clients of a federation compute the same map.
 
     Args:
         module: the module.
@@ -65,7 +64,7 @@ class OneProcess:
 
     Attributes:
         space: the map between the module and its vectors ``[P]``.
-        shared: the module's entries that ``share`` excludes from vectors.
+        shared: the module's entries that the loop's argument ``share`` excludes from vectors.
         manager: the clients' data.
         options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
         ranks: the processes that the federation runs on; in this engine a single one.

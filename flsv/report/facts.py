@@ -215,7 +215,7 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def reading(run: Run, *more: str) -> Markup:
-    """Return the section on how to read the metrics: what they are, their caveats, and the ``more`` sentences."""
+    """Return the section on how to read the metrics: what they are, their caveats, and the sentences in ``more``."""
     seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
     return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 

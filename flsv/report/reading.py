@@ -251,8 +251,8 @@ COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 @dataclass(frozen=True)
 class RepeatedRun(Run):
-    """One of several runs with different seeds. Its final values, intervals and performances are the means over all
-    these runs; its values of single rounds are its own."""
+    """One of several runs with different seeds. Its final values and performances are the means over all these runs,
+    its intervals are those of these means, and its values of single rounds are its own."""
 
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 

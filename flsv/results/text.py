@@ -162,8 +162,8 @@ def ranking(
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
-    """Return, as text, the names (or the number) of the given clients, any of which may have the highest, or the
-    lowest, value."""
+    """Return a text on ``clients``, any of which may have the highest, or the lowest, value: their names, or their
+    number if they are more than :data:`FEW`. ``shown`` are all clients' formatted values; equal ones count as a tie."""
     word = "and" if len({shown[i] for i in clients}) == 1 else "or"
     if len(clients) <= FEW:
         return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)

@@ -291,8 +291,8 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Step the schedulers that step once a round up to the present round: each round is a fit of its own, in which
-        they begin anew.
+        """Advance the schedulers that step once per round to the present round, because each round is a new fit, in
+        which they start from the beginning.
 
         Raises:
             ConfigurationError: a scheduler follows a validation value, which a site does not compute.
