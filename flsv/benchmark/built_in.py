@@ -32,14 +32,14 @@ class BuiltInData(L.LightningDataModule):
     """Data module of one of scikit-learn's built-in data sets, with a fixed split into training and validation data.
 
     Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Features, and
-    targets that are numbers, are standardized to mean 0 and standard deviation 1 over the training rows.
+    targets that are numbers, are standardized to mean 0 and standard deviation 1 over the training samples.
 
     Args:
         name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
             regression).
         merge: number of classes, counted from the first, that are merged into class 0; 1 merges none.
         keep: share in (0, 1] of each class's samples that are kept, after merging; None to keep all samples.
-        val_fraction: share of the rows for the server's validation set, stratified by class.
+        val_fraction: share of the samples for the server's validation set, stratified by class.
 
     Raises:
         ConfigurationError: an argument is out of range, or does not suit the data set.
@@ -90,11 +90,11 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the sorted indices of the rows to keep: the first rows of each class.
+    """Return the sorted indices of the samples to keep: the first of each class.
 
     Args:
-        targets: class of each row.
-        keep: share of the rows of each class to keep, at least two rows of each; None to keep all rows.
+        targets: class of each sample.
+        keep: share of each class's samples to keep, but at least two of each class; None to keep all samples.
     """
     if keep is None:
         return np.arange(len(targets))

@@ -171,10 +171,8 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """This federation, with a fifth of each client's samples as its validation set, which corruptions do not
-        change.
-
-        It is this federation itself if the clients have validation sets already."""
+        """This federation if its clients have validation sets; otherwise a copy in which a fifth of each client's
+        samples are its validation set, which corruptions do not change."""
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
@@ -254,7 +252,7 @@ def federation(name: str, root: str | None = None) -> Federation:
 
 
 def names(which: str | None = None) -> list[str]:
-    """Return the names of the package's federations; with ``which``, only of the federations in this set."""
+    """Return the names of the package's federations, or only of those in the set ``which`` (such as ``"tuning"``)."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 

@@ -102,8 +102,8 @@ class TrainingLoss(SampleCount):
 
 
 def divergence(data: FederatedDataModule) -> Tensor:
-    """Compute clients' weights by Guo et al., ``[n]``: numbers of samples, reduced by the divergence of a client's
-    labels."""
+    """Compute clients' weights by Guo et al., ``[n]``: the clients' numbers of samples, each reduced by the divergence
+    of the client's labels from the uniform distribution."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
 
 
@@ -133,7 +133,8 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     """Pool the samples of all clients and project them on the principal components of the validation set.
 
     Returns:
-        Samples, their classes and the numbers of their clients; validation samples and their classes.
+        The projected samples, their classes, and their clients' numbers; the projected validation samples, and their
+        classes.
     """
     parts, owners = [], []
     for client in range(data.num_clients):
@@ -171,11 +172,10 @@ class Entry:
         title: description of the metric in words.
         made_by: class of the metric, or function that returns values ``[n]`` for a data module after ``setup``; or the
             import path of either.
-        arguments: arguments of the class. If the class has the arguments ``performance``, ``mode``, ``rounds`` or
-            ``loss`` (the name of a loss that the module logs; None for classifiers) and they are missing here, they are
-            set by the federation.
-        needs: what the metric needs, by names in :data:`flsv.metrics.needs.NEEDS`; for a class only needs that
-            :func:`flsv.metrics.needs.needs_of` does not find.
+        arguments: arguments of the class. If it takes ``performance``, ``mode``, ``rounds`` or ``loss`` (the name of a
+            loss that the module logs; None for classifiers), the federation sets those that are missing here.
+        needs: the metric's needs, by their names in :data:`flsv.metrics.needs.NEEDS`. For a class, name only the needs
+            that :func:`flsv.metrics.needs.needs_of` does not find.
         client_algorithm: class path of the client algorithm that the metric requires; it must not change the trained
             models.
         per_client: budget of the metric's estimator for federations of :data:`MANY` clients or more, in evaluations per

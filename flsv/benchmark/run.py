@@ -22,11 +22,10 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run the metrics in a federation and return their values; without metrics, run one fit.
+    """Run the metrics in a federation and return their values; if ``entries`` is empty, run one fit without metrics.
 
-    All metrics share one fit, except that metrics for which clients train more or hold out samples have separate fits.
-    A metric that the federation refuses is left out. If a fit with several metrics fails, each metric gets a separate
-    fit, so that an error affects only one metric.
+    Metrics share a fit, except those for which clients must train differently or hold out validation samples. If a fit
+    with several metrics fails, each of them gets a separate fit, so that an error affects only one metric.
 
     Args:
         federation: the federation to fit.
@@ -34,7 +33,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
         seed: seed of the run.
 
     Returns:
-        The metrics' values, costs, refusals and errors.
+        The metrics' values and costs, and the reasons why metrics have no values.
 
     Raises:
         ConfigurationError: the fit also fails without metrics, or a metric does not accept its arguments.
@@ -76,8 +75,8 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 
 
 def _coalitions(metric: Metric) -> str:
-    """Return the option ``coalitions`` of a :class:`flsv.metrics.ShadowShapley`, for which clients train coalitions; ""
-    for other metrics."""
+    """Return a metric's option ``coalitions`` as text if it is a :class:`flsv.metrics.ShadowShapley`, for which clients
+    train coalitions; "" for other metrics."""
     return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 

@@ -150,7 +150,7 @@ class Values:
         values: ``{metric: values}``, the clients' values ``[n]``.
         refused: ``{metric: reason}`` for the metrics that cannot be used in this federation.
         seconds: ``{metric: seconds}``, processor time of a metric's updates, including evaluations; only for metrics
-            that had a separate fit.
+            that did not share a fit with others.
         evaluations: ``{metric: number}``, how many coalitions a metric evaluated.
         fit: processor time of the whole fit in seconds.
         intervals: ``{metric: (low, high)}``, the ends ``[n]`` of the 90 % intervals that a metric reports, if it does.
@@ -194,8 +194,8 @@ class BenchResults:
             and a metric, see :func:`flsv.benchmark.registry.identity_of`. Stored rows with another hash are ignored.
 
     Attributes:
-        failed: tracebacks of the errors since this object was created.
-        refused: the reasons why metrics have no value.
+        failed: ``{(federation, seed, metric): traceback}`` of the errors since this object was created.
+        refused: ``{(federation, seed, metric): reason}`` for the metrics that a federation refused since then.
     """
 
     def __init__(

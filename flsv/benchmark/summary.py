@@ -77,7 +77,7 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
 
 
 def covered(results: BenchResults, federations: Known, metric: str) -> float:
-    """Compute how often a metric's 90 % interval contains a client's true share, over all clients and runs.
+    """Compute the fraction of clients, over all runs, whose true share is in the metric's 90 % interval of their share.
 
     It is NaN for a metric without intervals.
 
@@ -147,9 +147,8 @@ def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], co
     ``lead``, the mean difference to the rank correlation of the metric in the next row, over the federations in which
     both have values; ``lead_interval``, half the width of the lead's 90 % interval over these federations; ``worst``
     and ``where``, see :func:`summarize`; ``misallocated``, the share of a payment that goes to the wrong clients;
-    ``interval_covers``, how often the metric's 90 % interval contains the true share; ``federations``, the number of
-    federations with values; ``ms_a_round``, the processor time per round in milliseconds; and ``auroc <kind>``, see
-    :func:`summarize`.
+    ``interval_covers``, see :func:`covered`; ``federations``, the number of federations with values; ``ms_a_round``,
+    the metric's processor time per round in milliseconds; and ``auroc <kind>``, see :func:`summarize`.
 
     Args:
         results: values of all runs.
@@ -207,8 +206,8 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations in ``scores``, see :func:`scores_of`, over the seeds; return a table with a row per
-    metric and a column per federation."""
+    """Average the rank correlations in ``scores``, the table of :func:`scores_of`, over the seeds. Return a table with
+    one row per metric and one column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
@@ -217,8 +216,8 @@ def costs(
 ) -> dict[str, Cost]:
     """Measure the cost of every metric in a fit with this metric alone.
 
-    For a metric that is computed once from the data, the time is divided by the number of rounds. The cost of a metric
-    with a client algorithm is the additional time of the whole fit.
+    For a metric that is computed once from the data, the time is divided by the number of rounds. For a metric with a
+    client algorithm, it is the time by which the fit takes longer than a fit without metrics.
 
     Args:
         federation: the federation in which costs are measured.
@@ -255,10 +254,10 @@ def _between_seeds(results: BenchResults, federation: str, metric: str) -> float
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the width of the interval of a metric's mean rank correlation over federations.
+    """Compute half the width of the t-interval of a metric's mean rank correlation over federations.
 
-    It follows from Student's t and the variance over seeds within each federation. A federation with a single seed gets
-    the mean variance of the others; the result is NaN if all federations have one seed.
+    It follows from the variance over seeds within each federation. A federation with a single seed gets the mean
+    variance of the others; the result is NaN if all federations have one seed.
 
     Args:
         runs: the metric's rows of :func:`scores_of`.

@@ -120,9 +120,9 @@ def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
 
 
 def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients: int, circles: int) -> Truth:
-    """Compute the ground truth from the utilities of the coalitions on random circles of clients.
+    """Compute the ground truth of n clients from the utilities of the coalitions that :func:`arcs` returns.
 
-    Each seed has its own circles, with about ``circles`` times n (n - 1) coalitions of the n clients.
+    There are about ``circles`` times n (n - 1) such coalitions for each seed.
 
     Args:
         utilities: ``{seed: {members: utility}}``, the utility of each trained coalition.
@@ -160,8 +160,8 @@ def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
 
 
 def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
-    """Return the K distinct coalitions whose members stand side by side on one of a seed's circles, bool ``[K, n]``;
-    the empty and the full coalition come first.
+    """Return the K distinct coalitions whose members are neighbors on one of a seed's circles, bool ``[K, n]``; the
+    empty and the full coalition come first. See :func:`circular_orders`.
 
     Example:
         >>> arcs(20, seed=100, circles=2).shape
@@ -174,7 +174,8 @@ def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
 
 
 def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: int) -> Tensor:
-    """Estimate the Shapley values once from each circle; return the estimates, float64 ``[circles, n]``.
+    """Estimate the Shapley values separately from each circle: the mean of the clients' marginal contributions over the
+    circle's :func:`circular_orders`. Return the estimates, float64 ``[circles, n]``.
 
     Every estimate is unbiased; its sum over the clients is the utility of all clients minus that of no client.
 

@@ -55,7 +55,7 @@ class ClientManager:
     Attributes:
         channel: counter of the messages between server and clients.
         locals: each client's data by its number, for code that runs at the client.
-        clients: the clients by number, for code of the server: it can only ask them.
+        clients: the clients by number, for code of the server, which can only ask clients for computations.
         server: the server's data; None if it has no validation set.
     """
 
@@ -132,7 +132,7 @@ class ClientManager:
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
         """Make an evaluator that scores models, given as vectors ``[P]``, on a client's split by a score of any task.
 
-        For each score, the first evaluator is tried out on a batch.
+        The first call for each score tries the score out on a batch.
 
         Args:
             client: the client's number.
@@ -177,7 +177,8 @@ class ClientManager:
         return self.module(vector)
 
     def tried(self, batches: Iterable[Any] | None = None) -> Replica:
-        """Return a copy of the trainer's module after a check on a batch that it computes the same outputs.
+        """Make a copy of the trainer's module, check on one batch that both compute the same outputs, and return the
+        copy.
 
         Args:
             batches: pairs ``(x, y)``, of which the first is used; None for the first client's training batches.

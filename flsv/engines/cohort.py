@@ -20,7 +20,7 @@ from flsv.training.turn import Turn
 
 
 class CohortTraining:
-    """The training of a cohort: switches a Trainer's module from client to client and collects the clients' updates.
+    """The training of a cohort: it trains a Trainer's module for one client after the other, and collects the updates.
 
     Args:
         turn: the object that begins and ends the training of each client.
@@ -121,7 +121,7 @@ class CohortTraining:
         self._visited += 1
 
     def collude(self, colluders: Sequence[Collusion], num_clients: int, round_index: int) -> None:
-        """Let each attack, one after the other, replace the updates of its colluding clients by those that it computes.
+        """Replace the updates of colluding clients by those that the attacks compute, one attack after the other.
 
         Args:
             colluders: the attacks.

@@ -74,7 +74,7 @@ class GridTransport:
         self._grid = grid
 
     def present(self) -> dict[int, str]:
-        """Return each connected node's name, as ``flwr supernode register KEY --name NAME`` sets it, by node id."""
+        """Return ``{node id: name}`` of the connected nodes; ``flwr supernode register KEY --name NAME`` sets names."""
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:

@@ -39,9 +39,8 @@ Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map between a module and its vectors, and the entries that ``share`` excludes from vectors.
-
-    Server and clients of a federation compute the same map.
+    """Return the map between a module and its vectors, and the module's entries that the loop's argument ``share``
+    excludes from vectors. Server and clients of a federation compute the same map.
 
     Args:
         module: the module.
@@ -65,7 +64,7 @@ class OneProcess:
 
     Attributes:
         space: the map between the module and its vectors ``[P]``.
-        shared: the module's entries that ``share`` excludes from vectors.
+        shared: the module's entries that the loop's argument ``share`` excludes from vectors.
         manager: the clients' data.
         options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
         ranks: the processes that the federation runs on; in this engine a single one.
@@ -184,8 +183,8 @@ class OneProcess:
         """Prepare for the training of clients, after the optimizers are set up.
 
         Args:
-            buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None to keep those of
-                the module.
+            buffers: the buffers from a checkpoint that vectors do not hold, such as counters and masks; None to keep
+                the module's.
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
@@ -197,7 +196,7 @@ class OneProcess:
     # ---- a round
 
     def loader(self) -> Any:
-        """Return the train dataloader of the current round's cohort; a second call returns the same one."""
+        """Return the Trainer's train dataloader of the current round; a second call in the round returns the same."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self._loader = self._load(self._state.cohort)
         return self._loader
@@ -224,8 +223,8 @@ class OneProcess:
         return cohort
 
     def finish_epoch(self) -> None:
-        """Let Lightning end its epoch, in which it validates and saves the next global model; the module holds this
-        model already."""
+        """Let Lightning end its epoch: it then validates and saves the module, which already holds the next global
+        model."""
         self._epochs.finish()
 
     def commit(self) -> None:
@@ -233,7 +232,7 @@ class OneProcess:
         self.store.commit()
 
     def settle(self) -> None:
-        """Do what remains to be done after the next cohort is drawn; in this engine, nothing."""
+        """End a round, after the next round's cohort is drawn; this engine has nothing to do then."""
 
     def discard(self) -> bool:
         """Forget an unfinished round.

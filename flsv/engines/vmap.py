@@ -30,12 +30,12 @@ ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client that is ready to be trained as a row of the batched model.
+    """A client whose training has begun and that waits to be trained as a row of the batched model.
 
     Attributes:
-        turn: the context of the client's training.
-        state: the parameters and buffers of its model by name.
-        given: its batches.
+        turn: the client's context, with which its training is resumed after the batched steps.
+        state: the parameters and buffers of the client's model by name.
+        given: the client's batches.
     """
 
     turn: ClientContext
@@ -97,8 +97,8 @@ class VmapCohort(CohortTraining):
         add(self._trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _begin(self, place: int) -> _Begun:
-        """Begin the training of the client at index ``place`` of the cohort; return its context, its model's tensors
-        and its batches."""
+        """Begin the training of the client at index ``place`` of the cohort, and return the client ready for the
+        batched model."""
         visit = self._visits[place]
         self._now = visit.client
         client = visit.client

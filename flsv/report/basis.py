@@ -33,18 +33,17 @@ class Basis:
         title: the values' name as the page shows it.
         of: a description of the runs that the values come from: seeds, rounds and date.
         values: ``[n]``, the clients' values, NaN for a client without one.
-        low: ``[n]``, the lower ends of the values' intervals. All are NaN unless coalitions were trained or the values
-            are means over several seeds, because the intervals of other metrics contain the mean over many seeds too
-            rarely.
+        low: ``[n]``, the lower ends of the values' intervals. For values of one seed from metrics that train no
+            coalitions, all are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
         high: ``[n]``, the upper ends of the intervals; NaN where ``low`` is NaN.
-        by: the name in ``run.json`` and ``retrained.csv`` of the performance whose change the values divide among the
-            clients; "" if they divide none.
+        by: the name in ``run.json`` and ``retrained.csv`` of the performance whose change the values distribute among
+            the clients; "" if there is none.
         to_pay_by: False if the metric's documentation advises against payment by its values.
         seeds: the number of seeds over which the values are averaged.
         trained: whether the values come from training coalitions, after the run or during it.
         judged: whether models were scored on the clients' own validation samples instead of the server's.
         ranks_only: whether so few coalitions were trained that the values only rank the clients.
-        majority: the fraction of the validation set in its most frequent class; NaN unless the values divide accuracy.
+        majority: the fraction of the validation set in its most frequent class; NaN unless ``by`` is the accuracy.
         coalitions: a description of the coalitions that were trained; "" if none were, or if it is not known which.
     """
 
@@ -112,9 +111,9 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 def basis_shown(run: Run) -> Basis | None:
     """Return the values that a page without a budget shows; None if nothing was measured.
 
-    They are the values by retraining if there are any. Otherwise they are those of the first metric in this order:
-    metrics suitable for payment, those closest to retraining first; other metrics with one value per client; all
-    others.
+    If there are values by retraining, return these. Otherwise return those of one metric: of the metric suitable for
+    payment that is first in :func:`nearest_first`; without such a metric, of the first with one value per client;
+    without that, of the first metric.
     """
     if any(run.retrained()):
         return _retrained(run)
@@ -125,8 +124,8 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the names of the metrics by which a budget could be shared out: they have one value per client, and more
-    is better. Costs and values of pairs of clients are left out."""
+    """Return the names of the metrics by which a budget could be shared out. Metrics whose lower values are better,
+    such as costs, and metrics of pairs of clients are left out."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
@@ -193,8 +192,7 @@ def _retrained(run: Run) -> Basis:
 
 
 def by_partners(by: str) -> bool:
-    """Return whether ``by``, the name of a performance, says that the clients score the models on their own validation
-    samples."""
+    """Return whether the clients score the models on their own validation samples for the performance called ``by``."""
     return by.startswith(CLIENTS)
 
 

@@ -29,10 +29,11 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 
 def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
-    """Estimate the fraction of a payment that would go to other clients if S other seeds had been used.
+    """Estimate which fraction of a payment would go to other clients if the clients' values were averaged over S other
+    seeds.
 
     Args:
-        without: ``[S, n]``, in row k the n clients' shares of the payment without the k-th of the S seeds.
+        without: ``[S, n]``; row k has the n clients' shares if the values are averaged over all seeds but the k-th.
 
     Returns:
         The fraction; NaN with fewer than two seeds.
@@ -52,8 +53,8 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
     """Estimate the fraction of a payment by ``basis`` that would go to other clients if the run had had other seeds.
 
-    Return NaN if there is a single seed, or if ``rule``, the treatment of negative values, is neither ``"zero"`` nor
-    ``"refuse"``: the shares without each seed are not known for other rules.
+    Return NaN if there is a single seed, or if the treatment of negative values, ``rule``, is neither ``"zero"`` nor
+    ``"refuse"``.
     """
     if rule not in ("zero", "refuse"):
         return NAN
@@ -67,8 +68,8 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return ``{score: fraction}``: the fraction of a payment by retraining that would go to other clients if models
-    were measured by another score. The result is empty if ``basis`` is a metric."""
+    """Return ``{score: fraction}`` for each score other than the one that ``basis`` uses: the fraction of a payment by
+    retraining that this score would give to other clients. Return ``{}`` if ``basis`` is a metric."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]

@@ -76,8 +76,8 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Format the values of some clients as ``{metric: cells}``, one cell per client. Intervals are added in brackets if
-    they contain the mean over many seeds (:data:`BRACKETS`); other intervals are left to the charts."""
+    """Format the values of some clients as ``{metric: cells}``, one cell per client. For metrics whose intervals are of
+    the kind :data:`BRACKETS`, a cell also has the client's interval in brackets."""
     found = {}
     for metric in run.metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
@@ -86,8 +86,8 @@ def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 
 
 def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
-    """Return sentences on the metrics' intervals, one for each kind of interval: those in brackets, and those that only
-    charts show."""
+    """Return one sentence for each kind of interval that the metrics have, such as :data:`BRACKETS`. It says what the
+    intervals mean and, if only charts show them, names the metrics."""
     of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
     return [kind if kind == BRACKETS else SAY["intervals"].format(", ".join(names), kind) for kind, names in of.items()]
 
@@ -100,8 +100,8 @@ def adding_up(run: Run) -> list[str]:
 
 
 def direction(run: Run, metric: str) -> int:
-    """Return 1 if a metric's values sum to the change of the performance that they divide, -1 if they sum to its
-    negative (as for a logged value of which less is better), and 0 otherwise."""
+    """Return 1 if a metric's values sum to the change of the model's performance over the run, -1 if they sum to minus
+    this change (as for a logged loss), and 0 otherwise."""
     game = run.record.get("paid_in", {}).get(metric)
     if game is None or None in (game["start"], game["end"]):
         return 0
@@ -198,9 +198,9 @@ def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) 
 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table of the clients' shares by retraining, by other scores, and without each of the seeds; its last row
-    has the fraction of the payment that each of these choices would give to other clients. Return "" without such
-    shares."""
+    """Return a table with one row per client: its share by retraining, then its shares by other scores and without each
+    seed. The last row has the fraction of the payment that each of these columns would give to other clients. Return ""
+    if there are no other shares."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -215,14 +215,14 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def reading(run: Run, *more: str) -> Markup:
-    """Return the section on how to read the metrics: what they are, their caveats, and the ``more`` sentences."""
+    """Return the section on how to read the metrics: what they are, their caveats, and the sentences in ``more``."""
     seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
     return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the M classes' names and each client's samples of each class. Return None if the samples have no classes,
-    or unless ``least <= M <= most``."""
+    """Return the names of the M classes, and each client's number of samples of each class. Return None if the samples
+    have no classes, or if M is below ``least`` or above ``most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 

@@ -96,8 +96,8 @@ class FirstPage:
         return value
 
     def _text(self, question: str, *known: object) -> str | None:
-        """Return the page's answer to ``question``, see :func:`flsv.report.front.sentences`, with the ``known`` facts
-        filled in; None if the page has no answer."""
+        """Return the sentence with which the page answers ``question``, see :func:`flsv.report.front.sentences`; its
+        placeholders are filled with ``known``. Return None if the page has no answer."""
         return SAY[self.said[question]].format(*known) if question in self.said else None
 
     # ---- what it is about, and what speaks against relying on it
@@ -160,8 +160,8 @@ class FirstPage:
         return basis.title if basis.key == RETRAINED else f"metric {basis.title}"
 
     def _amount(self, fraction: float, what: str, digits: int = 2) -> str:
-        """Format a fraction of a payment with ``digits`` significant digits, as an amount of money if there is a
-        budget. Both numbers are stored under the name ``what``."""
+        """Format a fraction of a payment with ``digits`` significant digits: as an amount of the budget, or in percent
+        if there is no budget. Store the fraction and the amount among the page's numbers, named after ``what``."""
         fraction = self._note(what, float(f"{fraction:.{digits}g}"))
         if self.shares is None:
             return SAY["of_payment"].format(f"{100 * fraction:.{digits}g} %")
@@ -171,8 +171,8 @@ class FirstPage:
         return SAY["of_budget"].format(f"{amount:,.{places}f}", re.sub(r"\.0+(?!\d)", "", self.shares.title))
 
     def _certainty(self) -> str | None:
-        """Return a sentence on how much of a payment would go to other clients with other seeds, or did so in trials;
-        None if the page has none."""
+        """Return a sentence on how much of a payment other seeds would give to other clients or, if that is unknown, on
+        how much went to the wrong clients in trials; None if the page has neither."""
         which = self.said.get("certainty")
         if which == "other_seeds":
             return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
@@ -187,8 +187,8 @@ class FirstPage:
         return self._text("certainty", trials, seeds, percents, self._in_trials(fractions))
 
     def _in_trials(self, fractions: Sequence[float]) -> str:
-        """Return a clause with the amounts of the budget that correspond to these ``fractions`` from trials; "" if
-        there is no budget."""
+        """Return a clause that states ``fractions`` of a payment, as measured in trials, as amounts of the budget; ""
+        if there is no budget."""
         if self.shares is None:
             return ""
         amounts = [self._amount(fraction, "to others in trials") for fraction in fractions]
@@ -196,13 +196,14 @@ class FirstPage:
 
     @property
     def _drawn(self) -> bool:
-        """Return whether a cohort was drawn in each round of the trainings that the values come from."""
+        """Return whether only some clients, chosen by a sampler, took part in each round of the trainings from which
+        the values come."""
         sampler = self.run.record["settings"].get("sampler", EVERYBODY)
         return bool(sampler != EVERYBODY and self.basis is not None and ALL_TAKE_PART not in self.basis.of)
 
     def _by_scores(self) -> list[str]:
-        """Return one sentence for each other score: how much of the payment would go to other clients if it were used
-        to measure the models."""
+        """Return one sentence for each score other than the one that measured the models: how much of the payment that
+        score would give to other clients."""
         if self.basis is None or not self.state.payable:
             return []
         found = other_scores(self.run, self.basis)
@@ -258,8 +259,8 @@ class FirstPage:
     # ---- what the model has learned
 
     def _game(self) -> Mapping[str, Any] | None:
-        """Return the performance whose change the values divide: its name, start and end, as in ``run.json``. Return
-        None if no start and end are known."""
+        """Return the entry in ``run.json`` of the performance whose change is distributed among the clients, with its
+        values at the start and end of training; None if these are not known."""
         games = self.run.record.get("paid_in", {})
         of = games.get(self.basis.key) if self.basis is not None else None
         by = "" if self.basis is None else self.basis.by

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 
 class Trials(NamedTuple):
-    """Trials of one kind of federation.
+    """Results of trials with one kind of federation: fractions of a payment that went to the wrong clients.
 
     Attributes:
-        most: the largest number of clients.
-        one: the fraction of a payment that went to the wrong clients, with values of one seed; or the least and the
-            most.
+        most: the largest number of clients in these federations.
+        one: the fraction with values of one seed, or the smallest and the largest such fraction.
         several: the same with values averaged over three seeds.
     """
 
@@ -30,13 +29,15 @@ DRAWN = Trials(8, (0.04, 0.09), (0.02, 0.08))
 
 
 def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[tuple[float, ...], str]:
-    """Return the fractions of a payment that went to the wrong clients in trials of similar federations (one number, or
-    the least and the most), and a text that describes these federations.
+    """Return how much of a payment went to the wrong clients in trials with federations similar to this one.
 
     Args:
-        num_clients: the number of clients.
+        num_clients: this federation's number of clients.
         drawn: whether a sampler draws some of the clients in each round.
-        seeds: the number of seeds over which the values are means.
+        seeds: the number of seeds over which the clients' values are averaged.
+
+    Returns:
+        The fraction, or the smallest and the largest fraction; and a text that describes the trials' federations.
 
     Example:
         >>> misallocated(5, drawn=False, seeds=1)

@@ -71,7 +71,8 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis 
 
 
 def _measured(run: Run) -> Markup:
-    """Return a section on the algorithm, on metrics without values, and on the performances that the metrics divide."""
+    """Return a section on what was measured: the algorithm, metrics without values, faulty updates, the last logged
+    values, and a table of each metric and the model's performance whose change it distributes among the clients."""
     unmeasured = [name for name in run.record["metrics"] if name not in run.metrics]
     last = ", ".join(f"{name} {value}" for name, value in facts.logged(run))
     lines = {
@@ -111,7 +112,8 @@ def _metrics(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis 
 
 
 def _beside(run: Run, basis: Basis) -> str | None:
-    """Return a sentence on how the run's metrics relate to the values on page one; None if they are the same."""
+    """Return a sentence that says how the run's metrics relate to ``basis``, the values on page one; None if ``basis``
+    is the run's only metric."""
     if basis.key == RETRAINED and run.seeds == 1:
         return SAY["earlier"]
     return SAY["other_metrics"].format(basis.title) if basis.key == RETRAINED or len(run.metrics) > 1 else None
@@ -127,8 +129,8 @@ def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> 
 
 
 def _retrained(run: Run, order: Sequence[int], basis: Basis | None) -> Markup:
-    """Return a section on the values by retraining: what was trained, and the shares by other scores and without each
-    seed; with the values themselves, unless they are on page one."""
+    """Return a section on the values by retraining: what was trained, the clients' shares by other scores and without
+    each seed, and the values themselves unless they are the ``basis`` of page one. Return "" if there are none."""
     found = run.retrained()
     known = [client for client in order if found and found[client]]
     if not known:

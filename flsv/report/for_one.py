@@ -1,7 +1,7 @@
 """The report for one participant: its own values, and nothing that reveals another participant's.
 
 Its content is selected, not filtered: names, values, settings and hashes of other participants are never read. Numbers
-computed from all participants (a mean, a share of a sum, the joint model's performance, the sum of a game's values)
+computed from all participants (a mean, a share of a sum, the joint model's performance, the sum of a metric's values)
 appear only with at least :data:`FEWEST` clients and in a run that has ended, because the difference between two rounds'
 means could be the value of a single client; means have two digits. Such a number reveals the sum of the others' values,
 so participants who combine their pages learn no single value as long as two others do not join them. Spreads, ranks,
@@ -58,13 +58,15 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether a client's page may have a number that is computed from these ``values`` of all clients, see the
-    module's description."""
+    """Return whether a client's page may show a number, such as a mean, computed from all clients' ``values``: the run
+    has ended, and at least :data:`FEWEST` clients have a value."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
 def _gained(run: Run, client: int, basis: Basis | None) -> str:
-    """Return a sentence on how much this client's data improved the model; "" if its value does not tell that."""
+    """Return a sentence on how much this client's data changed the model's performance. Return "" if the client has no
+    value, or if the values by ``basis`` only rank the clients, do not sum to the change of a performance, are
+    unsuitable for payment, or may be due to chance."""
     if basis is None or not basis.by or not basis.to_pay_by or at_chance(run, basis):
         return ""
     if basis.ranks_only or (basis.key != RETRAINED and basis.key not in facts.adding_up(run)):
@@ -96,7 +98,8 @@ def _part(run: Run, client: int) -> Markup:
 
 
 def _contributions(run: Run, client: int, basis: Basis | None, shares: Shares | None) -> list[Markup | str]:
-    """Return the client's value by ``basis``, with the mean over all clients, and what the value comes from."""
+    """Return the parts of a section on the client's value by ``basis``: a table with the value and the mean over all
+    clients, and sentences on how to use them."""
     if basis is None:
         return [WORDS["no_metric"]]
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])

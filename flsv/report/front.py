@@ -24,7 +24,7 @@ PAYABLE = ("metric", "one seed", "seeds")
 
 @dataclass(frozen=True)
 class State:
-    """State of a run and its values that decides which sentences page one has.
+    """State of a run and of its clients' values; it decides which sentences page one has.
 
     Args:
         source: where the values come from: ``"nothing"`` if nothing was measured; ``"rounds"`` if another framework
@@ -32,18 +32,19 @@ class State:
             for too few trained coalitions for more than a ranking; ``"metric"`` for a metric that trains no coalitions;
             ``"one seed"`` or ``"seeds"`` for coalitions trained with one or with several seeds.
         retrained: whether the values are of ``flsv retrain`` rather than of the run itself.
-        anybody: whether a client has taken part.
+        anybody: whether any client has taken part.
         ended: whether the run has ended.
-        chance: whether the model is not better than a constant prediction, by the performance that the values divide.
-        one_class: whether the values divide an accuracy that a constant prediction nearly reaches.
+        chance: whether the model is not better than a constant prediction, by the performance whose change the values
+            distribute among the clients.
+        one_class: whether this performance is the accuracy on validation samples that are mostly of one class.
         judged: whether models were scored on the clients' own validation samples.
         brackets: whether the values have intervals.
         spread: whether it is known which fraction of a payment would go to other clients with other seeds.
         budget: whether a budget is shared out.
         progress: whether the performances at the start and at the end of the training are known.
         adds_up: whether the values sum to the difference between these two performances.
-        missing: whether a client has no value.
-        faulty: whether some client's updates were not finite or far too large.
+        missing: whether any client lacks a value.
+        faulty: whether any client's updates were not finite or far too large.
         flagged: whether there were such faulty updates, or copies of updates.
     """
 
@@ -94,7 +95,7 @@ class State:
 
 class Sentence(NamedTuple):
     """Sentence of page one: its key in ``words.yaml``, the question that it answers, and the condition on the page's
-    :class:`State` under which it is shown. Of all sentences on one question at most one is shown."""
+    :class:`State` under which it is shown. At most one of the sentences on the same question is shown."""
 
     name: str
     question: str
@@ -154,8 +155,8 @@ def sentences(state: State) -> dict[str, str]:
 def at_chance(run: Run, basis: Basis | None) -> list[str]:
     """Return the names of the performances in which the model is not better than a constant prediction.
 
-    Only the performance that ``basis`` divides is considered; if the run has no test of it, all performances of the run
-    are considered.
+    Only the performance whose change ``basis`` distributes among the clients is considered, or, if the run did not test
+    it against a constant prediction, all performances of the run.
     """
     games = run.record.get("paid_in", {})
     by = "" if basis is None else basis.by.partition(" (")[0]
@@ -179,8 +180,8 @@ def source_of(run: Run, basis: Basis | None) -> Source:
 
 
 def state_of(run: Run, basis: Basis | None, **known: bool) -> State:
-    """Return the state that page one of a run has with these values; ``known`` are the further fields of
-    :class:`State`."""
+    """Return the :class:`State` of a run whose page one shows ``basis``; ``known`` are the fields of the state that do
+    not follow from these two."""
     source = source_of(run, basis)
     return State(
         source,

@@ -61,8 +61,8 @@ def command(text: str) -> Markup:
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Return content with a caption, which stay together also in print; ``css`` are classes of the element around
-    both."""
+    """Return a ``<figure>`` with content and caption, which no page break separates in print; ``css`` are the names of
+    its CSS classes."""
     return _parts.figure(caption, Markup(content), css)
 
 

@@ -104,9 +104,8 @@ class Run:
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return a metric's values in the r :attr:`round_numbers` for n clients, ``[r, n]``. In rounds without a new
-        value the last one is repeated. Weights, accuracies and norms belong to a single round: they are NaN where they
-        were not measured."""
+        """Return a metric's values, ``[r, n]``, in the r :attr:`round_numbers` for n clients. In a round without a new
+        value, a client's last value is repeated; weights, accuracies and norms are NaN instead."""
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
@@ -154,7 +153,8 @@ class Run:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs over which the values are averaged: this run alone, except in a :class:`RepeatedRun`."""
+        """Return the runs over which the values are averaged: this run alone or, in a :class:`RepeatedRun`, all runs of
+        its ``flsv repeat``."""
         return [self]
 
     @property
@@ -251,8 +251,8 @@ COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 @dataclass(frozen=True)
 class RepeatedRun(Run):
-    """One of several runs with different seeds. Its final values, intervals and performances are the means over all
-    these runs; its values of single rounds are its own."""
+    """One of several runs with different seeds. Its final values and performances are the means over all these runs,
+    its intervals are those of these means, and its values of single rounds are its own."""
 
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
@@ -292,8 +292,8 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Summarize runs with different seeds: a table with the columns :data:`HEADER` and one row per metric and client.
-    Unknown numbers are NaN. ``metrics`` are all metrics of the runs by default."""
+    """Summarize the last values of runs with different seeds in a table with the columns :data:`HEADER` and one row per
+    metric and client. Unknown numbers are NaN. ``metrics`` are all metrics of the runs by default."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -308,8 +308,8 @@ def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> D
 
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
-    """Compute half the width of Student's t-interval of the mean of ``count`` values with the standard deviation
-    ``spread``; NaN for a single value.
+    """Compute half the width of the t-interval, of confidence ``level``, of the mean of ``count`` values with the
+    standard deviation ``spread``; NaN for a single value.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)

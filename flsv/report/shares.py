@@ -116,8 +116,8 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute a client's share, in [0, 1], if its value were ``end`` and the others' stayed the same; NaN if ``end`` is
-    not finite or the client has no value."""
+    """Compute the share, in [0, 1], that a client would have if its value were ``end`` and all others kept theirs; NaN
+    if ``end`` is not finite or the client has no value."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()

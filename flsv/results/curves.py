@@ -28,8 +28,9 @@ MOST_PER_CLASS = 500
 class Monitored(Sink):
     """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number.
 
-    It sets, for each client by number (``cssv/client_0``), every metric's value, the client's weight in the round and
-    the last known scores of its own model; and the numbers that belong to no single client. NaN is left out.
+    For each client, it sets every metric's value (``cssv/client_0`` for client 0), the client's weight in the round,
+    and the last known scores of its own model. It also sets the numbers that belong to no single client. NaN is left
+    out.
 
     Args:
         trainer: the trainer whose callbacks monitor numbers.
@@ -63,7 +64,7 @@ def _by_client(rows: Iterable[Row]) -> dict[str, float]:
 
 
 class Point(NamedTuple):
-    """A client's number in a curve, with the curve's tag."""
+    """One point of a logger's curve: the client's number, the curve's tag without the client, and the value."""
 
     client: int
     tag: str
@@ -73,7 +74,7 @@ class Point(NamedTuple):
 def points_of(
     result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
 ) -> Iterator[Point]:
-    """Yield a round's changes and training losses as points of curves.
+    """Yield the points that a round adds to the clients' curves: its ``changes`` and its training losses.
 
     Args:
         result: the round's result.
@@ -97,14 +98,14 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Return points as ``{tag: value}`` for a logger that draws all clients together: each tag ends with the client, as
-    in ``weight/client_1_Lyon``."""
+    """Return points as ``{tag: value}`` for a logger with one set of curves for all clients: each tag ends with the
+    client's number and name, as in ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
-    """Return the names of the metrics whose values per class become curves: those whose columns, if any, are classes.
-    An empty list unless ``wanted``."""
+    """Return the names of the metrics whose values per class are logged as curves, or an empty list if ``wanted`` is
+    False. Metrics whose columns are, for example, other clients instead of classes are left out."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
 
 

@@ -30,7 +30,7 @@ PICTURES = 10
 @checked
 @dataclass(frozen=True)
 class Reporting:
-    """The choice of what a run shows and writes; none of it changes a number.
+    """Settings for what a run shows and writes; they change none of its results.
 
     Args:
         per_class: log per-class contributions to the loggers, too (the CSV always has them).

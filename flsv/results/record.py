@@ -156,8 +156,8 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether a metric's values may be the basis of a payment: not those of costs, of pairs of clients, or of a
-    metric whose attribute ``to_pay_by`` is False."""
+    """Return whether a metric's values may be the basis of a payment. They may not if lower values are better, if they
+    belong to pairs of clients, or if the metric's attribute ``to_pay_by`` is False."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False

@@ -45,9 +45,9 @@ def numbers_of(
         class_names: names of the classes, or None.
 
     Returns:
-        First, the numbers per client: each metric's overall values with their intervals, its values per class (or other
-        column), and diagnostics that have a number for each client. Second, ``{name: number}`` of the numbers that
-        belong to no single client.
+        A list of the numbers per client: each metric's overall values with their intervals, its values per class (or
+        other column), and diagnostics with a number for each client. And ``{name: number}``, the numbers that belong to
+        no single client.
     """
     found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
@@ -104,7 +104,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-    """Yield ``(name, number)`` for the diagnostics of the metrics that have values."""
+    """Yield ``("<metric>/<diagnostic>", tensor)`` for the diagnostics of all metrics with an entry in ``values``."""
     for name, metric in metrics.items():
         if name not in values:
             continue
@@ -130,10 +130,10 @@ class RoundResults:
         self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Return rows of the metrics' values and of other numbers as they are after a round.
+        """Return the rows of the run's table for the metrics' values and other numbers after a round.
 
         Args:
-            index: the last round's number, from 0.
+            index: the round's number, from 0.
             values: the metrics' values, ``{name: value}``.
             of_round: further numbers of every client, such as the weights, ``name=[n]``; names with None are left out.
         """
@@ -146,8 +146,8 @@ class RoundResults:
         return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Set the rows of the values with which a resumed run starts: the next round's changes are the rows that differ
-        from ``known``."""
+        """Start a resumed run from ``known``, the rows of the metrics' values before its first round: this round's
+        changes are the rows that differ from them."""
         self._before = known
 
     def round_result(

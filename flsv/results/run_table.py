@@ -94,8 +94,8 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """Return the rows of ``now`` that have no row in ``before`` for the same metric, client and column, or another
-    value or interval there."""
+    """Return the rows of ``now`` that are new or changed: ``before`` has no row for the same metric, client and column,
+    or has one with another value or interval."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -112,7 +112,8 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """Return a metric's rows in ``table``: those of its overall values (``column=""``), or of one of its columns."""
+    """Return the rows of ``table`` for a metric's overall values or, if ``column`` is the key of one of its columns
+    (such as a class), for this column's values."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
@@ -124,16 +125,15 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return the last number of each client by a metric, or by one ``column`` of it; NaN for clients without one. The
-    number is the value or, by ``what``, an end of its interval (``"low"`` or ``"high"``)."""
+    """Return each client's last value by a metric, or by one ``column`` of it; NaN for clients without one. If ``what``
+    is ``"low"`` or ``"high"``, return that end of the value's interval instead."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values in r given rounds for n clients, ``[r, n]``. In rounds without a new value the last one
-    is repeated. Numbers of :data:`OF_A_ROUND` are not repeated: they are NaN in rounds in which they were not
-    measured."""
+    """Return a metric's values, ``[r, n]``, in the r ``rounds`` for n clients. In a round without a new value, a
+    client's last value is repeated; numbers in :data:`OF_A_ROUND`, such as weights, are NaN instead."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
@@ -162,8 +162,8 @@ _KEY = ("round", "metric", "client", "class")
 def read_contributions(path: Path) -> DataFrame:
     """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short.
 
-    If several lines have the same value's round, metric, client and class, the last of them counts, and a warning names
-    the first such value: before version 1.2, resuming a run whose values were computed after training wrote them again.
+    If several lines have the same round, metric, client and class, the last of them counts, and a warning names the
+    first such lines. Such files come from versions before 1.2, in which a resumed run could write values again.
 
     Raises:
         ConfigurationError: a line is not one that a run writes, for example because its value is not a number; the
@@ -246,8 +246,8 @@ class CSV(Sink):
         self.append(result.changes)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Add values of earlier rounds to the rows of their rounds, in one write. They replace all values of the same
-        metrics in these rounds, which an earlier process may have written."""
+        """Insert values of earlier rounds at the rows of these rounds, in one write. Values of the same metrics and
+        rounds that an earlier process has written are replaced."""
         late = [row for result in results for row in result.changes]
         anew = {(row.round, row.metric) for result in results for row in result.table}
         if anew:
@@ -268,7 +268,7 @@ class CSV(Sink):
             file.write(_HEADER + csv_lines(rows))
 
     def _set_aside(self) -> None:
-        """Copy the file under another name, because some of its rounds will not be written again as they are."""
+        """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
         stem, suffix = self.path.stem, self.path.suffix
         numbered = (self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1))
         copy = next(path for path in numbered if not path.exists())

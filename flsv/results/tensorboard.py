@@ -305,11 +305,12 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
-    """Return the events of curves over batches that belong to rounds before ``first_round``, each with its round.
+    """Return the points of earlier rounds that a run resumed at ``first_round`` has to write again, as events, each
+    with its round.
 
-    A module that logs in every training step writes such curves, whose steps count batches. TensorBoard has one kind of
-    step: when a resumed run discards all steps from ``first_round`` on, points of earlier rounds with as large a step
-    are lost, too. They have to be written again.
+    A resumed run makes TensorBoard discard all steps from ``first_round`` on. The steps of most curves count rounds.
+    A module that logs in every training step also writes curves whose steps count batches; their points of earlier
+    rounds can have a step of ``first_round`` or more, and would be lost.
     """
     found: list[tuple[int, Event]] = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
@@ -326,8 +327,8 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
 
 
 def _wait_past(folder: Path) -> None:
-    """Wait until the next second begins, so that a new file's name sorts after those in ``folder``: names begin with a
-    time in whole seconds, and TensorBoard reads files in their order."""
+    """Wait, for at most about a second, until a new event file would sort after those in ``folder``. TensorBoard reads
+    the files in the order of their names, which begin with a time in whole seconds."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -343,8 +344,8 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Return those of the logged names that are scores of a model (accuracy, F1, AUROC, R2); if there are none, those
-    that are losses and errors. Names that begin with "train" are left out.
+    """Return the names in ``logged`` that are scores of a model (accuracy, F1, AUROC, R2) or, if there are none, the
+    names of losses and errors. Names that begin with "train" are left out.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])

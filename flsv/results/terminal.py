@@ -98,8 +98,8 @@ def _filled(line: str) -> str:
 
 
 def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return a metric's values, and the low and high ends of their intervals. The ends are NaN unless the metric trains
-    coalitions: intervals of other metrics contain the mean over many seeds far less often than they state."""
+    """Return a metric's values, and the low and high ends of their intervals. For metrics that train no coalitions, the
+    ends are NaN, because their intervals are too narrow to contain the mean over many seeds often enough."""
     values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
     nothing = [math.nan] * clients
     return (values, low, high) if metric in result.trained else (values, nothing, nothing)
@@ -150,11 +150,12 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Return the numbers of the clients to show: all if there are few; of many, the ten with the highest values and the
-    ten with the lowest, without clients that have no value.
+    """Return the numbers of the clients to show: of up to :data:`MOST` clients, all; of more, the ten with the highest
+    and the ten with the lowest values, in descending order.
 
     Args:
-        values: ``[n]``, the values by which clients are sorted; None to sort them by number.
+        values: ``[n]``, the clients' values; clients with NaN are not shown if there are more than :data:`MOST`. None:
+            show the first ten and the last ten clients by number.
         clients: n, the number of clients.
     """
     if clients <= MOST or values is None:
@@ -170,14 +171,15 @@ def print_table(
     rows: Sequence[int] | None = None,
     corner: str = "client",
 ) -> None:
-    """Print a table, split into several parts if it is wider than the terminal.
+    """Print a table with one row per name, such as a client's. If it is wider than the terminal, further columns are
+    printed below.
 
     Args:
-        title: title of the first part.
-        names: names of all rows.
-        columns: ``{header: cells of all rows}``.
-        rows: indices of the rows to show; if these are many but not all, a line of dots follows the first ten. None:
-            all rows.
+        title: title of the table.
+        names: the first cell of each row.
+        columns: ``{header: cells of all rows}``, the further columns.
+        rows: indices of the rows to print; None: all. If some rows are left out and at least :data:`MOST` are printed,
+            a row of dots after the first ten marks the gap.
         corner: header of the column of names.
     """
     cells = {head: [*column] for head, column in columns.items()}
@@ -222,8 +224,9 @@ def inconclusive(record: Mapping[str, Any]) -> list[str]:
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """Return lines on the performances that the metrics divide among the clients, each once: at the start and at the
-    end, and whether the model is better than a constant prediction. ``record`` is the run's learning record.
+    """Return lines on the model's performances whose change the metrics distribute among the clients: their values at
+    the start and end of training, and whether the model is no better than a constant prediction. Equal lines appear
+    once. ``record`` is the run's learning record.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "told_apart": True}
@@ -259,8 +262,8 @@ class Terminal(Sink):
     end.
 
     Rich's and TQDM's bars show ``round 3/20`` in place of ``Epoch 2/19`` and, while coalitions are evaluated, their
-    number; Rich's bar is kept on one line. The bar also shows the entries of the mapping that the attribute ``text``, a
-    function, returns. The table is printed after the bar has closed. A sink serves one fit.
+    number; Rich's bar is kept on one line. The attribute ``text`` is a function that returns further entries for the
+    bar, ``{name: text}``. The table is printed after the bar has closed. A sink serves one fit.
 
     Args:
         trainer: the fit's trainer, with its progress bar, if it has one.

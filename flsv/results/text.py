@@ -22,7 +22,7 @@ WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number: integers without decimals, others with ``digits`` significant digits.
+    """Format a number: integers without decimals, others with at least ``digits`` significant digits, NaN as a dash.
 
     Example:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
@@ -41,8 +41,8 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
-    """Format a column of numbers with equally many decimals, so that the largest number has ``digits`` significant
-    digits.
+    """Format a column of numbers: without decimals if all are integers; otherwise all with as many decimals as the
+    largest needs for ``digits`` significant digits or, if it is below 1e-4, each by :func:`number`. NaN becomes a dash.
 
     Example:
         >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
@@ -79,8 +79,8 @@ def with_intervals(
 def value_columns(
     known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Return columns of the metrics' values with their brackets, ``{header: cells}``, each followed by a column of
-    shares if the metric is in ``to_pay_by``.
+    """Return one column per metric, ``{header: cells}``, with the clients' values and intervals. A column of the
+    clients' shares follows each metric that is in ``to_pay_by``.
 
     Args:
         known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
@@ -129,8 +129,8 @@ def ranking(
     metric: str,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Return a list with one sentence that names the clients that contributed most and least. Clients whose interval
-    reaches that of the highest (or lowest) value are named together with it.
+    """Return a list with one sentence on the clients that contributed most and least. Clients whose interval overlaps
+    the interval of the client with the highest (or lowest) value are named together with this client.
 
     Args:
         names: the clients' names.
@@ -162,8 +162,8 @@ def ranking(
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
-    """Return, as text, the names (or the number) of the given clients, any of which may have the highest, or the
-    lowest, value."""
+    """Return a text on ``clients``, any of which may have the highest, or the lowest, value: their names, or their
+    number if they are more than :data:`FEW`. ``shown`` are all clients' formatted values; equal ones count as a tie."""
     word = "and" if len({shown[i] for i in clients}) == 1 else "or"
     if len(clients) <= FEW:
         return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)
@@ -171,7 +171,8 @@ def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequ
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
-    """Compute the share of each value above 0 in the sum of these values; NaN for NaN, or if no value is above 0.
+    """Divide each value by the sum of the values above 0; values below 0 get share 0, NaN stays NaN. All shares are NaN
+    if no value is above 0.
 
     Example:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
@@ -185,7 +186,7 @@ def titled(by: str, words: str = "titles") -> str:
     """Return a performance's name for readers.
 
     Args:
-        by: name of the performance; after " of " the class that it is a score of, if it is of one.
+        by: name of the performance, for a score of one class followed by " of " and the class.
         words: ``"titles"`` or ``"plain"``, the section of ``words.yaml`` with the names.
 
     Example:
@@ -226,8 +227,8 @@ def change(by: str, start: float | None, end: float | None) -> str:
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:
-    """Return a text on how much a client has changed a performance, with the change by all clients, ``whole``, if
-    known.
+    """Return a text on how much a client has changed a performance: by ``value`` and, if known, out of the change
+    ``whole`` by all clients together.
 
     Example:
         >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)

@@ -171,8 +171,8 @@ def plain_name(name: str, what: str = "name") -> str:
 
 
 class ReadOnlyArguments:
-    """Mixin that makes a constructor's arguments read-only attributes, because a later assignment would change nothing,
-    or only a part of the objects built from the argument. A class sets ``_read_only`` at the end of its constructor.
+    """Mixin that makes attributes read-only: those named in ``_read_only``, which a class sets at the end of its
+    constructor. It is for arguments that the constructor passes on, so that a later assignment would have no effect.
 
     Raises:
         ConfigurationError: a read-only attribute is assigned.

@@ -48,7 +48,8 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Replace a file: write the new content beside it, flush it to the disk, then move it into the file's place.
+    """Open a draft beside a file for this context to write the new content into; at the context's end, flush the draft
+    to the disk and move it into the file's place.
 
     An error before the move leaves the file as it was, and removes the draft. A draft that a killed process left behind
     is overwritten the next time.

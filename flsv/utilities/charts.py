@@ -117,9 +117,9 @@ def draw_bars(
     Args:
         ax: a matplotlib axis.
         values: ``[n]``, the clients' values.
-        names: the clients' names.
+        names: the clients' names; None for their numbers.
         unit: unit of the values.
-        limits: lowest and highest value of the scale.
+        limits: lowest and highest value of the scale; None to follow the values.
         errors: ``[2, n]``, how far the whiskers reach below and above the values; NaN for no whiskers.
         of_seeds: whether the whiskers are from runs with several seeds (dark) or from a single run (pale).
     """
@@ -158,9 +158,9 @@ def draw_lines(
     Args:
         ax: a matplotlib axis.
         rows: ``[r, n]``, the n clients' values in r rounds.
-        names: the clients' names.
+        names: the clients' names; None for their numbers.
         unit: unit of the values.
-        limits: lowest and highest value of the scale.
+        limits: lowest and highest value of the scale; None to follow the values.
         rounds: the numbers of the r rounds; None: 1, 2, ...
     """
     from matplotlib.ticker import MaxNLocator
@@ -202,11 +202,11 @@ def draw_heatmap(
         ax: a matplotlib axis.
         values: ``[n, M]``, the values of n clients in M columns.
         titles: titles of the columns.
-        names: the clients' names.
+        names: the clients' names; None for their numbers.
         columns: title of the axis of the columns.
         unit: unit of the values.
-        limits: lowest and highest value of the scale.
-        sort: whether the clients are sorted by their mean, largest first.
+        limits: lowest and highest value of the scale; None to follow the values.
+        sort: whether the clients are sorted by their mean value, largest first.
     """
     import matplotlib
 
@@ -238,8 +238,8 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """Return the numbers of the (up to five) clients with the highest values, highest first, and of as many with the
-    lowest, lowest first. Clients without a value are in neither list.
+    """Return two lists of client numbers: the up to five clients with the highest values, highest first, and as many
+    with the lowest values, lowest first. No client is in both; clients without a value are in neither.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -258,8 +258,8 @@ def _order(values: np.ndarray, sort: bool) -> np.ndarray:
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Return ``{client: style of its line}`` from their values ``rows [r, n]``. Up to 20 clients all get a color; of
-    more, only those with the highest and lowest last values do."""
+    """Return ``{client: style of its line}`` for the n clients' values in r rounds, ``rows [r, n]``. Up to
+    :data:`MOST_COLOURS` clients get a color each; of more, only those with the highest and lowest last values do."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -274,8 +274,8 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Return the indices of a line's known values both of whose neighbors are NaN or missing; a line would not show
-    them."""
+    """Return the indices of the values in ``line`` that have no value directly before or after them (NaN is none), so
+    that a drawn line would not show them."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 

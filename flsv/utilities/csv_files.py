@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # pandas is slow to import
 #: Function that converts a cell's text, or raises ValueError with a description of the expected text.
 Cell = Callable[[str], Any]
 NAN = float("nan")
-#: Also matches text with leading marks of its own, so that reading returns exactly the text that was written.
+#: Text that gets a leading ``'`` when it is written: formulas, also after leading ``'`` of their own.
 _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Encode rows as CSV in UTF-8, one line per row.
+    """Encode rows as CSV in UTF-8, one line per row; texts are made safe for spreadsheets by :func:`as_text`.
 
     Example:
         >>> csv_text([("client", "value"), ("=1+1", -0.5)])
@@ -79,13 +79,13 @@ def as_text(cell: str) -> str:
 
 
 def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, {column: cell})`` for each line of a file that :func:`csv_text` wrote, after the line of
-    column names; a last line that a kill cut short is left out.
+    """Yield ``(line number, {column: value})`` for each row of a CSV file that :func:`csv_text` wrote. A last line that
+    a kill cut short is left out.
 
     Args:
         path: the file.
-        needed: ``{column: function that reads its cells}`` of the columns that the file must have; other columns are
-            read as text.
+        needed: ``{column: function}`` for the columns that the file must have; the function converts a cell's text to
+            its value. Cells of other columns stay text.
         skip: the number of lines before the line of column names.
 
     Raises:

@@ -51,10 +51,10 @@ def checked(thing: _T) -> _T:
     """Decorate a function, or a class for its constructor, so that arguments are checked by their annotations, then by
     the class's :attr:`ValidatedArguments.rules`.
 
-    Numbers (which must be finite) and integers, ``bool`` and ``Literal`` are checked wherever they are declared; text
-    in ``Annotated`` is added to the message. Numbers and arrays of NumPy and torch are converted to Python's numbers
-    and lists. An integer is a value that ``operator.index`` accepts, so not ``4.0``. Defaults are not checked.
-    LightningModules call :func:`check_arguments` instead, because Lightning reads hyper-parameters from the stack.
+    Arguments annotated as numbers (which must be finite), integers, ``bool`` or ``Literal`` are checked; text in
+    ``Annotated`` is added to the message. Numbers and arrays of NumPy and torch are converted to Python's numbers and
+    lists. An integer is a value that ``operator.index`` accepts, so not ``4.0``. Defaults are not checked. Do not
+    decorate LightningModules, whose hyper-parameters Lightning reads from the stack: call :func:`check_arguments`.
 
     Raises:
         ConfigurationError: at the call, if an argument is not allowed: ``Owner(argument=value): expected ...``.
@@ -181,7 +181,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """Return the value as converted by the first choice that allows it; raise ValueError if none does."""
+    """Convert a value by the first of ``choices`` that allows it, and return it; raise ValueError if none does."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)

@@ -134,8 +134,8 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_positions() -> None:
-    """Open again all regular files that are open for reading, because this fork shares its positions in them with its
-    parent."""
+    """Reopen all regular files that are open for reading. Until then a fork shares its position in a file with its
+    parent: if one reads, the other's position moves."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"

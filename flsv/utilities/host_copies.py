@@ -42,8 +42,8 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copy small tensors to the host, all at once, as :func:`to_host` does, and remember their numbers: :func:`on_host`
-    then needs no copy. The tensors must not change afterwards."""
+    """Return copies of small tensors on the host, like :func:`to_host`, and remember their numbers, so that
+    :func:`on_host` needs no further copy. The tensors must not change afterwards."""
     there = list(tensors)
     here = to_host(there)
     _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
@@ -51,7 +51,7 @@ def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Copy numbers to a device as a tensor ``[k]``, and remember them: :func:`on_host` then needs no copy back."""
+    """Return k numbers as a tensor ``[k]`` on a device, and remember them, so that :func:`on_host` needs no copy."""
     here = torch.tensor(numbers)
     there = here.to(device)
     _KNOWN[there] = here.tolist()

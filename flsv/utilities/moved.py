@@ -55,8 +55,8 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def _today(name: str) -> str:
-    """Return the present name of a module that was moved, alone or with a package that contains it; "" if it was not
-    moved."""
+    """Return the present name of the module with the old name ``name``; "" if neither it nor a package that contains it
+    was moved."""
     parts = name.split(".")
     found = (MOVED.get(".".join(parts[:i])) for i in range(2, len(parts) + 1))
     return next((".".join([new, *parts[i:]]) for i, new in enumerate(found, start=2) if new), "")
@@ -72,6 +72,7 @@ def moved_class(package: str, name: str) -> Any:
 
 
 def find_moved_modules() -> None:
-    """Install the finder before Python's own finders, which would load a submodule of an old package a second time."""
+    """Install :class:`MovedModules` before Python's own finders, which would load a submodule of a moved package a
+    second time under its old name."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())

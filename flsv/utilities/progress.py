@@ -28,7 +28,7 @@ _work: list[tuple[str, int, int]] = []  # at most one: what, done, total
 
 
 def attach(listener: Listener) -> None:
-    """Report progress to this listener, until it is detached or another one is attached."""
+    """Report progress to this listener until it is detached; of several listeners, only to the one attached last."""
     with _lock:
         _listeners.append(listener)
 
@@ -42,8 +42,9 @@ def detach(listener: Listener) -> None:
 
 
 def start(what: str, total: int) -> None:
-    """Begin work on at most ``total`` items called ``what``. Calls of :func:`add_total` announce these items later, all
-    at once or in parts; they raise the total only if it is too small.
+    """Begin work on at most ``total`` items called ``what``, and show that none is done.
+
+    The work may itself announce its items by :func:`add_total`; that changes the total only if it was too small.
 
     Example:
         >>> class Print:
@@ -70,8 +71,8 @@ def start(what: str, total: int) -> None:
 
 
 def add_total(what: str, count: int) -> None:
-    """Announce that ``count`` items called ``what`` will follow those already done. Begin new work unless the current
-    work is called ``what``."""
+    """Announce ``count`` further items of the current work: raise the total to the number of items done plus ``count``
+    if it is less. If the current work is not called ``what``, begin new work on ``count`` items."""
     with _lock:
         if not _listeners:
             return

@@ -22,11 +22,11 @@ class ResultFile:
 
     Args:
         path: the file; its folder is created with the first row.
-        columns: ``{column: function that reads its cells}``.
+        columns: ``{column: function that converts a cell's text to its value}``.
         settings: the settings of the experiment to which all rows belong, ``{name: value}``; None if the file has no
             line of settings.
-        key: the number of leading columns that are equal in all rows of one result; all rows of a result that a kill
-            cut short are dropped. 0 if every row is a result.
+        key: the number of leading columns that identify a result of several rows; 0 if every row is a result. If a kill
+            has cut the last row short, all rows of its result are dropped.
         anew: whether to replace a file with other settings instead of raising an error.
 
     Attributes:

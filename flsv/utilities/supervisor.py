@@ -46,9 +46,10 @@ class ChildFailed(RuntimeError):
 
 
 class GoOn(BaseException):
-    """Exception that a task raises in a forked child to return to the code that called :func:`supervise`.
+    """Exception with which a task leaves :func:`supervise` in its forked child.
 
-    That code catches the exception; the child then runs on there until it calls :func:`answer` or :func:`fail`."""
+    The caller of :func:`supervise` catches it. From there the child goes on with its own copy of the program, until it
+    calls :func:`answer` or :func:`fail`."""
 
 
 def supervise(
@@ -60,7 +61,8 @@ def supervise(
     """Run tasks in child processes, and yield each task's name and answer when it ends.
 
     Args:
-        tasks: names and tasks. A function's answer is its return value; a command's process calls :func:`answer`.
+        tasks: pairs of a name and a task: a function, whose return value is the answer, or a command, whose process
+            calls :func:`answer`.
         jobs: the number of children that run at once.
         limit_s: the seconds after which a child is killed; None for no limit.
         progress: a function that is called with the number of ended tasks, after each of them.
@@ -130,8 +132,8 @@ def fail(reason: str) -> NoReturn:
 def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
 
-    Yield a function that raises the exception of an earlier SIGTERM or Ctrl-C again if it was lost, as happens to
-    exceptions that are raised while Python forks."""
+    Yield a function to call between steps: it raises the exception again if a SIGTERM or Ctrl-C has come before, since
+    Python loses an exception that is raised while it forks."""
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
@@ -264,8 +266,8 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or failure, and end the process; only a :class:`GoOn` of the task is
-    raised."""
+    """Run a task in this fork, send its answer or its failure through the pipe ``write``, and end the process. If the
+    task raises :class:`GoOn`, raise it instead."""
     global _answer_to
     _answer_to = write
     try:

@@ -69,8 +69,7 @@ class RankTraining(CohortTraining):
         Args:
             ranks: the processes.
             round_index: the round's index, from 0.
-            keep_trained: whether to exchange also the models from before uploads, of clients whose uploads have changed
-                them.
+            keep_trained: whether to exchange also the trained models of clients whose uploads have changed them.
         """
         about, device = f"the updates of round {round_index}", self._matrix.device
         own = counts_so_far(self._trainer) - self._begun
@@ -106,7 +105,7 @@ class RankTraining(CohortTraining):
 
         Args:
             ranks: the processes.
-            parts: for each rank, a mapping with its updates, without their vectors, and with its other results.
+            parts: for each rank, the mapping that it has sent: its updates without their vectors, and other results.
             about: a description of the exchange, for error messages.
         """
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}

@@ -47,7 +47,8 @@ class RemoteSites:
         state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
         rounds: the run's number of rounds.
         steps_per_sample: the largest number of optimizer steps per sample that a site can take in a round.
-        reports: names of the reports that the strategies of the federation declare; a site may send no others.
+        reports: names of the values that a site reports beside its update, as the federation's strategies declare them;
+            a site may send no others.
         num_classes: the federation's number of classes, which a site without samples of the last classes cannot know;
             None if the data have no classes.
     """
@@ -70,8 +71,8 @@ class RemoteSites:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """Accept the trainings of the given sites in this round: the sites continue from them. Forget this round's
-        trainings of all other sites, which continue from their earlier states."""
+        """Accept this round's trainings of the sites in ``sites``, which continue from the states after them. Forget
+        those of all other sites, which continue from their states before this round."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 
@@ -141,13 +142,13 @@ class RemoteSites:
         return update, read_visit(reply)
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Find the sites whose reports differ in names, shapes or types from the reports of most sites.
+        """Find the sites whose reported values differ in names, shapes or types from those of most sites.
 
-        In a tie, the reports of the last round's majority count as right; if there was no majority yet, all sites are
-        at fault.
+        In a tie, the values that most sites reported in an earlier round count as right; if there was no majority yet,
+        all sites are at fault.
 
         Args:
-            reports: a description of each site's reports, by site number.
+            reports: ``{site: text}``, the names, shapes and types of each site's values, see :func:`_reported`.
 
         Returns:
             ``{site: text}``, a description of the fault for each site at fault.
@@ -260,7 +261,7 @@ class RemoteSites:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Return the names, shapes and types of an update's reports as text."""
+    """Return the names, shapes and types of the values that a site has reported beside its update, as text."""
     reports = sorted(update.reports.items())
     return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 
@@ -270,7 +271,7 @@ class RemoteClient(Client):
 
     Args:
         id: the site's number.
-        data: an empty stand-in for the site's data.
+        data: a stand-in for the site's data, in which no sample can be read.
         channel: the counter of messages between server and clients.
         remote: all sites.
         round_index: a function that returns the present round's index.

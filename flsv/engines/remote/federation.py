@@ -94,8 +94,8 @@ def check_deployment(
         evaluating: the metrics, by name, for which clients evaluate models.
 
     Raises:
-        ConfigurationError: one of them needs the sites' trained models, collusion between clients, the clients' class
-            counts, or their samples.
+        ConfigurationError: one of them needs what does not leave a site: its trained model, its class counts or its
+            samples; or clients that collude; or a performance that cannot be sent to a site.
     """
     if config.evaluation.keeps or config.evaluation.models == "trained":
         raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
@@ -168,7 +168,8 @@ class RemoteFederation(IdleProcess):
         return {i: model for i, model in models.items() if model is not None and model is not state.model()}
 
     def _make_manager(self) -> ClientManager:
-        """Make the manager of the server's own data, with the sites as its clients."""
+        """Make a :class:`ClientManager` whose ``clients`` are the sites: a question to one of them is sent to its site,
+        because this process has only stand-ins for the sites' data."""
         manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)

@@ -82,7 +82,7 @@ GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
-    """Describe the fault of a site's reply from the error that reading it has raised, one of :data:`GARBLED`."""
+    """Describe the fault of a site's reply, given the error, one of :data:`GARBLED`, that reading the reply raised."""
     return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
 
 

@@ -190,7 +190,8 @@ class Site:
         return answer
 
     def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """Return the map between the module and its vectors, and the site's data, which hold a saved state of the site.
+        """Return the map between the module and its vectors, and the site's :class:`LocalData`, restored from the
+        site's saved state.
 
         Args:
             packet: the server's message.

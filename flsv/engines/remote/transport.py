@@ -34,10 +34,11 @@ class Transport(Protocol):
     """Carrier of packets to sites and of their replies, such as :class:`flsv.engines.flower.GridTransport`."""
 
     def present(self) -> Mapping[Address, str]:
-        """Return the registered names of the nodes that can be reached now, by address."""
+        """Return ``{address: registered name}`` of the nodes that can be reached now."""
 
     def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
-        """Send packets by address, and yield the replies that come within ``seconds``, each with the site's address."""
+        """Send each packet to its address, and yield ``(address, reply)`` for the replies that come within ``seconds``.
+        A reply is a packet, or a text with the reason if the site could not answer."""
 
 
 class Directory:
@@ -116,13 +117,13 @@ class Directory:
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
-        """Greet the sites that can be reached for the first time, and return the addresses of all greeted sites.
+        """Find the sites that can be reached, and ask those that have not answered before for their numbers of samples.
 
         Args:
-            strict: whether a site that cannot take part is an error; otherwise the run goes on without this site.
+            strict: whether to raise an error if a site cannot take part; otherwise the run goes on without this site.
 
         Returns:
-            The addresses, by site number, of the sites that can be reached.
+            ``{site number: address}`` of the sites that can be reached and have answered.
 
         Raises:
             ConfigurationError: with ``strict``: a site cannot take part.
@@ -144,7 +145,7 @@ class Directory:
             packets: the packets by site number.
 
         Returns:
-            By site number, the site's packet, or a text if the site is away, is late or has failed.
+            ``{site number: reply}``: the site's packet, or a text with the reason if it is away, is late or has failed.
         """
         began = time.monotonic()
         replies: dict[int, Reply] = {}
@@ -163,7 +164,7 @@ class Directory:
 
         Args:
             missing: a function that returns the numbers of these sites.
-            count: the number of all sites that the server has waited for.
+            count: the number of all awaited sites, including those that have answered.
         """
         done = threading.Event()
 
@@ -200,8 +201,8 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
-        """Convert ``{address: name of the node}`` to ``{site number: address}``; warn of nodes that are none of the
-        sites."""
+        """Convert ``{address: name of the node}`` to ``{site number: address}``. Warn of nodes that are none of the
+        federation's sites, and of two nodes with the name of one site."""
         here: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -215,12 +216,12 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store the numbers of samples that a site reports in its reply to a greeting, in memory and on the disk.
+        """Store, in memory and on the disk, the numbers of samples in a site's reply to the server's first message.
 
         Args:
             site: the site's number.
-            reply: its reply.
-            strict: whether a site that cannot take part is an error; otherwise it is a warning.
+            reply: the site's reply.
+            strict: whether to raise an error if the site cannot take part; otherwise a warning is given.
         """
         name = self.names[site]
         try:

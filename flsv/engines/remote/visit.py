@@ -79,9 +79,9 @@ class SiteMemory:
 
     A state is saved after every visit, that is, after a round's training or an answered question. A visit's name is the
     hash of the server's message (:attr:`Packet.digest`), and the server names the earlier visit from whose state the
-    site continues. So a server that was killed and asks for a round again, a server that did not receive the site's
-    update, and two servers that continue from one checkpoint each get the right state, or an error if the state is
-    deleted; and no message can replace what the site keeps of another one.
+    site continues. So a server that repeats a round, because it was killed or did not receive the site's update, gets
+    the right state, as do two servers that continue from one checkpoint; if the state was deleted, it gets an error. No
+    message can overwrite the state after another message.
 
     Args:
         folder: the site's folder, created if it does not exist.
@@ -133,8 +133,8 @@ class SiteMemory:
 
 
 class NumberedData:
-    """A site's data under the site's number in the federation: random draws depend on the number of the client, which
-    is 0 in the site's own data module.
+    """A site's data module in which its client has the site's number in the federation instead of 0, because random
+    draws depend on the client's number.
 
     Args:
         data: the site's data module, with one client.
@@ -159,8 +159,8 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Callback that makes a fit a site's training in one round: the module starts from the server's model, and
-    afterwards the callback holds the site's update.
+    """Callback with which a fit becomes a site's training in one round: the fit starts from the server's model, and
+    after it the callback holds the site's update.
 
     Args:
         packet: the server's message: its instruction, and the federation's numbers of clients and classes.
@@ -291,8 +291,8 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Step the schedulers that step once a round up to the present round: each round is a fit of its own, in which
-        they begin anew.
+        """Advance the schedulers that step once per round to the present round, because each round is a new fit, in
+        which they start from the beginning.
 
         Raises:
             ConfigurationError: a scheduler follows a validation value, which a site does not compute.
