@@ -83,15 +83,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The result of a round: the rows of the run's table after it, and the numbers that belong to no single client.
+    """The numbers of a run after a round: one row of the run's table per client and value, and the federation's
+    numbers.
 
     Args:
         round_index: the round's number, from 0.
-        table: all rows known after the round. The clients' ``train_loss`` is in this table only, never in ``changes``.
-        changes: the rows of metrics that differ from those of the previous round, and rows that belong to this round
-            only.
-        shared: the known numbers that belong to no single client, ``{name: number}``.
-        shared_changes: those of these numbers that were measured in this round.
+        table: all rows after the round: each client's present values of the metrics, its weight in the aggregate,
+            ``update_norm`` and ``train_loss``, and the last known scores of its own model.
+        changes: the rows of ``table`` that are new: values of metrics that differ from the previous round's, the
+            weights and update norms, and the scores if they were computed in this round; never ``train_loss``.
+        shared: the last known numbers of the whole federation, not of one client, ``{name: number}``.
+        shared_changes: the numbers in ``shared`` that were computed in this round.
         events: the run's events so far.
         pictures: ``{metric: function}``; a call of the function draws the metric's values.
         drawn: whether pictures of this round are to be drawn.
