@@ -32,8 +32,8 @@ from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):
-    """Network that generates a client's model from the client's number, by an embedding, an MLP, and a layer that
-    returns all parameters.
+    """Network that generates a client's model from the client's number, with an embedding, an MLP, and a linear layer
+    whose outputs are all parameters of the model.
 
     Args:
         num_clients: number of clients.

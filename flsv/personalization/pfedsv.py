@@ -42,7 +42,7 @@ from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):
-    """Personalizer in which client i starts from sum_j w_j x_j over its own model and the models x_j that it downloads.
+    """Personalizer in which a client starts from sum_j w_j x_j, a weighted mean of its own model and downloaded models.
 
     Downloads are chosen by the client's relevance scores (:func:`flsv.functional.top_k_download`). The utility U(X) of
     a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
