@@ -116,12 +116,12 @@ def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor,
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the probabilities ``[B, ...]`` of class 1 out of those of two classes, ``[B, 2, ...]``; return any others
-    unchanged.
+    """Return ``probabilities[:, 1]``, the probabilities of class 1, if there are two classes; otherwise
+    ``probabilities``.
 
     Args:
-        probabilities: ``[B, 2, ...]``, ``[B, M, ...]``, or ``[B, ...]`` of class 1 already.
-        labels: classes ``[B, ...]``, only to tell these shapes apart.
+        probabilities: of two classes ``[B, 2, ...]``, of M classes ``[B, M, ...]``, or of class 1 only ``[B, ...]``.
+        labels: classes ``[B, ...]``; only their number of dimensions is used, to tell these shapes apart.
 
     Example:
         >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
