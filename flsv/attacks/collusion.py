@@ -18,8 +18,8 @@ Knowledge = Literal["colluders", "all"]
 
 
 class Collusion(ClientChoice, Upload):
-    """Base class of attacks by several clients together, after the cohort has trained. Subclasses override
-    :meth:`collude`.
+    """Base class of attacks by several clients together; :meth:`collude`, which subclasses override, computes the
+    updates that they send, after the whole cohort has trained.
 
     Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
     and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one process, or
