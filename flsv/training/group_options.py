@@ -34,8 +34,7 @@ def copied(value: Any) -> Any:
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write ``options`` into a parameter group; tensors that the group has in the same shape are overwritten in place.
-    """
+    """Write ``options`` into a parameter group; tensors of the same shape in the group are overwritten in place."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
