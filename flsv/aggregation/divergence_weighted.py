@@ -28,7 +28,7 @@ class DivergenceWeighted(Aggregator):
         kind: kind of divergence, ``"kl"`` (nats) or ``"l2"``.
         reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
             label distribution of all clients together, which every client then learns.
-        normalize_divergence: whether to scale the cohort's F_k to sum to 1. Without it, most weights in the paper's own
+        normalize_divergence: whether to scale the cohort's F_k to sum to 1. If False, most weights in the paper's own
             experiments would be negative.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 

@@ -103,14 +103,14 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Check that all clients start from the global model if there is a collusion.
+    """Check that a loop with a collusion has no personalizer, because all clients must start from the global model.
 
     Args:
         uploads: the loop's uploads.
         personalizer: the loop's personalizer, or None if there is none.
 
     Raises:
-        ConfigurationError: there are a collusion and a personalizer.
+        ConfigurationError: there is a collusion, and a personalizer.
     """
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:

@@ -33,7 +33,8 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made LightningModules with optimizer, scheduler, and equal scores in validation and test."""
+    """Base class of ready-made LightningModules. It makes the optimizer and the scheduler, and scores validation and
+    test data in the same way."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None

@@ -153,8 +153,8 @@ def mix_models(
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
     """Compute the signed weights of equation 3 of FedFomo: (L(theta) - L(x_j)) / |x_j - theta|.
 
-    theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and for non-finite
-    losses.
+    x_j are s models, theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and
+    for non-finite losses.
 
     Args:
         start_loss: L(theta), the loss of the start point, a scalar.

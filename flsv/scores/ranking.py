@@ -48,11 +48,11 @@ class ClassScore(Metric):
     """Metric that computes the AUROC, the average precision or the F1 score of probabilities of class 1, ``[B]``, or of
     all classes, ``[B, M]``, for integer classes ``[B]``.
 
-    Higher is better. With more than two classes the score is the mean over the classes that occur. F1 takes the most
-    probable class as the prediction, so a class that is predicted but does not occur counts as 0 in its mean.
+    Higher is better. With more than two classes the score is the mean over the classes that occur. The mean of F1, for
+    which the most probable class is the prediction, also includes classes that are predicted but do not occur, as 0.
 
     Args:
-        name: the score's name in ``CLASS_SCORES``.
+        name: the score: ``"auroc"``, ``"average_precision"`` or ``"f1"``.
 
     Raises:
         ValueError: the inputs have other shapes, or the labels are not integers; in ``compute``, all samples are of one

@@ -103,8 +103,8 @@ class Fit(L.Callback):
         checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
 
     Attributes:
-        models: the parameters ``[P]`` of the global model after each round.
-        contributions: ``{metric: values}`` after each round.
+        models: list of the global model's parameters ``[P]`` after each round.
+        contributions: list of the metrics' values ``{metric: values}`` after each round.
     """
 
     def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:

@@ -148,7 +148,8 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-        """Yield for each integer or non-persistent buffer: its full name, its layer, its name there, and its value."""
+        """Yield for each integer or non-persistent buffer: its name in the module, its layer, its name in this layer,
+        its value."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())

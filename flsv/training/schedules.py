@@ -50,7 +50,7 @@ class Schedules:
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to a client's position.
+        """Set the schedulers to the client's position in its learning-rate schedules.
 
         Args:
             client: the client's number.

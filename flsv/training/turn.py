@@ -185,7 +185,7 @@ class Turn:
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client that has trained outside the Trainer, with one optimizer step per batch.
+        """Continue the turn of a client whose model has trained outside the Trainer, one optimizer step per batch.
 
         The caller has written the client's trained model into the module.
 

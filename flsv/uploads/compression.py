@@ -33,8 +33,8 @@ class Compression(Upload):
     models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
 
     Args:
-        error_feedback: whether a client adds the part of an update that it did not send to its next update. Every
-            client then stores one number per parameter.
+        error_feedback: whether a client stores the part of an update that it did not send, one number per parameter,
+            and adds it to its next update.
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
@@ -51,7 +51,7 @@ class Compression(Upload):
 
     @abstractmethod
     def size(self, entries: int, entry_bytes: int) -> Traffic:
-        """Return the number of values and the number of bytes that a client sends for one compressed update.
+        """Return the traffic, in numbers and in bytes, that one compressed update takes.
 
         Args:
             entries: N, the number of parameters.

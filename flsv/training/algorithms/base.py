@@ -279,7 +279,8 @@ class ClientAlgorithm(Strategy):
         This is called before :meth:`end_client`, and also if the trained model is not finite or training has failed."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """Return the client's reports to the server after its training: a mapping from names in ``reports`` to values.
+        """Return ``{name: value}``, the values that the client reports to the server after its training; the names are
+        those in ``reports``.
 
         ``context.trained`` and ``context.sent`` are set. This is not called if the trained model is not finite."""
         return {}

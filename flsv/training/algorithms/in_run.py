@@ -42,7 +42,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
-#: Key in the client's state of the class of each training sample, as it was in the sample's last batch.
+#: Key in the client's state of a tensor with each training sample's class, as it was in the sample's last batch.
 CLASSES = "in_run_classes"
 #: Stands for the class of a sample that was in no batch so far.
 UNSEEN = torch.iinfo(torch.long).min

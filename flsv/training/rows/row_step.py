@@ -45,7 +45,8 @@ _AT_ONCE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchIndex:
-    """Stand-in for ``batch_idx`` that refuses to be read: clients are at different batches at the same time."""
+    """Stand-in for ``batch_idx`` that raises an error when it is read, because clients are at different batches at a
+    time."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -348,7 +349,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Make a module's torchmetrics do nothing and return 0 within this context: their states cannot be stacked."""
+    """Let a module's torchmetrics do nothing and return 0 within this context, since their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):

@@ -233,7 +233,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
         The loss of each batch, and the names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: a step fails, or other parameters have no gradient in one batch than in another.
+        NotBatched: a step fails, or the parameters that have no gradient differ between batches.
     """
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
