@@ -88,8 +88,8 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Write a state from a checkpoint into the module, on the module's device; attributes that it does not hold are
-        kept.
+        """Write a state from a checkpoint into the module, on the module's device; attributes that ``state`` does not
+        hold are kept.
 
         Args:
             state: a state that :meth:`read` returned before it was saved.

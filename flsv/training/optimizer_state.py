@@ -68,8 +68,8 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Let each optimizer with a method ``upload_parameters`` write the weights to send into the module, such as
-    :class:`flsv.training.algorithms.MoreauSGD`; return whether there is one."""
+    """Let each optimizer that has a method ``upload_parameters``, such as :class:`flsv.training.algorithms.MoreauSGD`,
+    write the weights to send into the module; return whether there is such an optimizer."""
     uploading = [optimizer for optimizer in trainer.optimizers if hasattr(optimizer, "upload_parameters")]
     for optimizer in uploading:
         optimizer.upload_parameters()

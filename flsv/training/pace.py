@@ -67,7 +67,7 @@ class Pace(Slot):
         return {"schedulers": schedulers, "options": own} if changed else None
 
     def _own(self, options: Options) -> Options:
-        """Select the options that the client keeps until its next round: those that its training has changed now or
+        """Select the options that belong to the client, see :class:`Pace`, and that its training has changed, now or
         before.
 
         Args:

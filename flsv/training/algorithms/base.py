@@ -151,7 +151,7 @@ class ClientContext:
                 yield found[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the loss of ``model`` on a batch, and the gradient of this loss by the model's parameters.
+        """Compute the loss of ``model`` on a batch, and the gradient of this loss with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
         buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
@@ -201,9 +201,9 @@ class ClientContext:
 class ClientAlgorithm(Strategy):
     """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
 
-    While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client. An
-    object may serve one client or many: there, read only constructor arguments from ``self``, keep a client's tensors
-    in ``context.state``, and declare the names of the values that it reports in ``reports``. The methods of
+    While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client.
+    There one object may serve many clients: read only constructor arguments from ``self``, and keep a client's tensors
+    in ``context.state``. The names of the values that clients report are declared in ``reports``. The methods of
     :class:`flsv.core.strategy.Strategy` are called at the server, except ``report``.
 
     Attributes:

@@ -27,9 +27,9 @@ _SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics
 def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
     """Return whether a hook of a module or a callback may change the training depending on validation scores.
 
-    This is judged by the hook's code: True if it reads a validation score; also True if there is no Python code, or if
-    the hook runs after the round's training and stores an attribute, or uses a name that is not known to compute or log
-    only. Hooks that Lightning, torch or flsv define are not inspected.
+    The hook's code is inspected: the answer is True if it reads a validation score, or if it is not Python code. It is
+    also True if a hook that runs after the round's training stores an attribute or uses names that do more than
+    compute, log and collect outputs. Hooks that Lightning, torch or flsv define are not inspected.
 
     Args:
         part: the module or the callback.
