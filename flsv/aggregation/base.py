@@ -15,13 +15,14 @@ from flsv.utilities.declared import Positive
 class Aggregator(Strategy):
     """Base class of aggregators, which combine the models of a round's clients into the next global model.
 
-    The server calls :meth:`aggregate` once a round, after the filters and the metrics that need no aggregate. A linear
-    aggregator overrides :meth:`weights` only, any other both methods.
+    The server calls :meth:`aggregate` once a round, after the filters and the metrics that need no aggregate. If its
+    result is a weighted mean of the clients' models, a subclass overrides :meth:`weights` only, otherwise
+    :meth:`aggregate`, too.
 
     Args:
         server_lr: the server's learning rate: the next global model is x + server_lr (a - x), with x the global model
             and a the result of :meth:`aggregate`; its buffers (BatchNorm's statistics) are those of a. The server
-            applies ``server_lr``, so a subclass does not. A subclass may leave this argument out; it is then 1.
+            applies ``server_lr`` after :meth:`aggregate`. A subclass may leave this argument out; it is then 1.
 
     Raises:
         ConfigurationError: ``server_lr`` is not positive.
@@ -42,11 +43,12 @@ class Aggregator(Strategy):
 
         Args:
             round: the round, before aggregation.
-            contributions: ``{metric's name: values}``. A metric that needs the aggregate still has the values of the
-                previous round.
+            contributions: ``{metric's name: values}``. The values are those after this round or, of metrics that need
+                the aggregate, those after the previous round.
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        """Compute the next global vector ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``."""
+        """Return the next global model ``[P]``, before ``server_lr`` applies, and the weights in it of the k clients,
+        ``[k]``."""
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

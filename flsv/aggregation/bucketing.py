@@ -23,8 +23,8 @@ class Bucketing(Aggregator):
 
     Means of several honest clients with different data differ less than the single updates, so that robust rules do not
     mistake these clients for attackers. The last bucket may be smaller. Members of a bucket have equal weights in its
-    mean; the bucket's number of samples is the sum over its members. A client's weight is the weight of its bucket
-    divided by the bucket's size. Metrics see the clients' own updates.
+    mean; the bucket's number of samples is the sum over its members. The other aggregator gives each bucket a weight; a
+    member's weight is this weight divided by the bucket's size. Metrics see the clients' single updates.
 
     Args:
         aggregator: the aggregator that combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator

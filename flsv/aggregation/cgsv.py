@@ -29,8 +29,8 @@ class CGSV(Aggregator):
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
-        scale: length of a normalized update, the paper's Gamma. As the step size of the whole federation it should be
-            near the length of the clients' updates.
+        scale: length of a normalized update, the paper's Gamma. It is the step size of the global model: choose about
+            the length of the clients' updates.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:

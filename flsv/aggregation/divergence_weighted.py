@@ -27,8 +27,8 @@ class DivergenceWeighted(Aggregator):
         b: constant added to every client's weight.
         kind: kind of divergence, ``"kl"`` (nats) or ``"l2"``.
         reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
-            whole federation's label counts, which every client then learns (as from secure aggregation).
-        normalize_divergence: whether to scale the cohort's F_k to sum to 1. Otherwise most weights in the paper's own
+            label distribution of all clients together, which every client then learns.
+        normalize_divergence: whether to scale the cohort's F_k to sum to 1. If False, most weights in the paper's own
             experiments would be negative.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 

@@ -21,7 +21,7 @@ class FedAvgM(ServerOptimizer):
     clients' mean update, by ``torch.optim.SGD``.
 
     Args:
-        lr: the server's learning rate; 1 in the paper, and less for momenta from 0.7 on.
+        lr: the server's learning rate; in the paper 1, and below 1 if the momentum is 0.7 or more.
         momentum: the momentum, in [0, 1).
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 

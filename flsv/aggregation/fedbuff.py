@@ -66,8 +66,8 @@ class FedBuff(Aggregator):
             )
 
     def staleness(self, round: Round) -> Tensor:
-        """Return, for each of the round's k clients, the number of the server's steps since it downloaded its model,
-        int64 ``[k]``."""
+        """Return how many steps the server has made since each of the round's k clients downloaded its model, int64
+        ``[k]``."""
         now, ids = round.round_index, on_host(round.client_ids)
         # A client that has not sent anything yet started from the current model.
         steps = [now - self._versions.get(client, now) for client in ids]
@@ -87,7 +87,7 @@ class FedBuff(Aggregator):
 
 
 class StaleStarts(Personalizer):
-    """Personalizer of FedBuff: a client starts from the global model after the round of its last update.
+    """Personalizer of FedBuff: each client trains from the global model that its own last update was aggregated into.
 
     The server stores one model for every client that has taken part.
 

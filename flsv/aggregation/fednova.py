@@ -74,8 +74,8 @@ class FedNova(Aggregator):
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
-    """Compute each client's effective number of local steps |a_i|, float64 ``[k]``: the sum of the weights that its
-    gradients have in its update.
+    """Compute the effective number of local steps |a_i| of each client, float64 ``[k]``: the sum of the weights with
+    which the client's gradients enter its update.
 
     Args:
         num_steps: the clients' numbers of local steps tau_i, integers ``[k]``.

@@ -27,8 +27,8 @@ class ServerOptimizer(FedAvg):
     """Aggregator whose optimizer takes a step along the clients' mean update.
 
     The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
-    optimizer's learning rate takes the place of ``server_lr``. Metrics of the clients' updates are the same as with
-    FedAvg; a round's ``server_vector`` and ``server_update`` include the optimizer's step.
+    optimizer's learning rate takes the place of ``server_lr``. The clients' updates, which metrics read, are the same
+    as with FedAvg; the round's ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
         optimizer: function that makes an optimizer of a list of tensors, such as

@@ -25,9 +25,8 @@ class ShapFedWA(Aggregator):
     The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
     round), then the contributions are updated with round t's aggregate.
 
-    Choices that the paper leaves open: a client whose contribution was never measured (it joins for the first time
-    under partial participation) gets the mean contribution of the measured clients of the round. The cohort's weights
-    sum to 1.
+    Choices that the paper leaves open: a client without a contribution, because it takes part for the first time, gets
+    the mean contribution of the round's other clients. The cohort's weights sum to 1.
 
     A cosine measures the direction of a client's update and not the amount of data behind it, so clients of different
     sizes get nearly the same weight. ``weighting="samples"``, which is not in the paper, multiplies gamma by the
@@ -67,7 +66,8 @@ class ShapFedWA(Aggregator):
         return torch.where(total > 0, gamma / total, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute the round's k clients' contributions gamma ``[k]`` from earlier rounds, not scaled to sum to 1."""
+        """Return gamma ``[k]``: for each client of the round its contribution after earlier rounds, not scaled to sum
+        to 1."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

@@ -24,9 +24,9 @@ class ShapleyWeighted(Aggregator):
     self-normalized estimate, which has a small bias and less variance).
 
     Args:
-        metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
-            count as 0. A client that never took part gets the metric's ``prior`` or, if there is no prior, the mean of
-            the other clients' values.
+        metric: the name of a metric with one value per client, ``[n]``, such as
+            :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values count as 0. A client that never took part
+            gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
         normalize: whether to scale the cohort's weights to sum to 1.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 

@@ -26,9 +26,9 @@ class TrimmedMean(Aggregator):
     """Mean of the k clients' values in each entry of the model, without the b largest and the b smallest values, where
     b = floor(trim * k).
 
-    All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of the
-    values that are averaged over all entries. Buffers (BatchNorm's statistics) are averaged with these weights. If
-    b = 0 for a cohort although ``trim`` is above 0, its plain mean is computed, with a warning.
+    All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of all
+    values, over all entries, that are averaged. Buffers (BatchNorm's statistics) are averaged with these weights. If b
+    = 0 for a cohort although ``trim`` is above 0, its plain mean is computed, with a warning.
 
     Args:
         trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end; it should be at

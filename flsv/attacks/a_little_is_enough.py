@@ -19,10 +19,10 @@ class ALittleIsEnough(Collusion):
     they know.
 
     With m colluders among k clients, the colluders need s = floor(k / 2 + 1) - m honest clients for a majority. The
-    paper's z is the largest number for which s honest clients are expected to lie farther from the mean:
-    Phi(z) = (k - m - s) / (k - m), with Phi the distribution function of the normal distribution. If the colluders are
-    a majority themselves (s <= 0), nothing bounds z, and s = 1 is used. A single colluder that knows only its own
-    update, whose spread is 0, sends this update.
+    paper's z is the largest z for which s honest clients are expected to lie farther from the mean than z standard
+    deviations: Phi(z) = (k - m - s) / (k - m), with Phi the distribution function of the normal distribution. If the
+    colluders are a majority themselves (s <= 0), nothing bounds z, and s = 1 is used. A single colluder that knows only
+    its own update, whose spread is 0, sends this update.
 
     Args:
         z: the number of standard deviations from the mean; by default the paper's, see :func:`largest_z`.
@@ -57,7 +57,7 @@ class ALittleIsEnough(Collusion):
 
 
 def largest_z(cohort: int, colluders: int) -> float:
-    """Compute the paper's z_max, the largest z at which colluders are not conspicuous, see :class:`ALittleIsEnough`.
+    """Compute the paper's z_max, the number of standard deviations that :class:`ALittleIsEnough` uses by default.
 
     Args:
         cohort: k, the number of clients that take part in the round.

@@ -14,10 +14,11 @@ from flsv.utilities.seeding import generator_for
 
 
 class Attack(ClientChoice, Upload):
-    """Base class of attacks in which a client changes its own update. Subclasses override :meth:`attack`.
+    """Base class of attacks in which a client changes its own update; :meth:`attack`, which subclasses override,
+    computes the changed update after the client's training.
 
-    The server does not know which clients attack; only tests and figures read the choice. With the same ``fraction``
-    and ``seed`` an attack and a :class:`flsv.data.Corruption` choose the same clients.
+    Only tests and figures read which clients attack, nothing at the server. With the same ``fraction`` and ``seed`` an
+    attack and a :class:`flsv.data.Corruption` choose the same clients.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.

@@ -18,8 +18,8 @@ Knowledge = Literal["colluders", "all"]
 
 
 class Collusion(ClientChoice, Upload):
-    """Base class of attacks by several clients together, after the cohort has trained. Subclasses override
-    :meth:`collude`.
+    """Base class of attacks by several clients together; :meth:`collude`, which subclasses override, computes the
+    updates that they send, after the whole cohort has trained.
 
     Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
     and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one process, or
@@ -103,14 +103,14 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Check that all clients start from the global model if there is a collusion.
+    """Check that a loop with a collusion has no personalizer, because all clients must start from the global model.
 
     Args:
         uploads: the loop's uploads.
         personalizer: the loop's personalizer, or None if there is none.
 
     Raises:
-        ConfigurationError: there are a collusion and a personalizer.
+        ConfigurationError: there is a collusion, and a personalizer.
     """
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:

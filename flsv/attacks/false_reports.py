@@ -22,8 +22,8 @@ class FalseReports(Attack):
     Args:
         loss: the mean training loss that the client reports; None for the true loss. The loss is logged, and
             :class:`flsv.benchmark.TrainingLoss` reads it.
-        score: the score on its validation samples that the client reports for the model of the other clients, see
-            :class:`flsv.metrics.ContributionEstimation` (FedCE); None for the true score.
+        score: the score that the client reports when it evaluates the other clients' joint model on its validation
+            samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE); None for the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.

@@ -18,7 +18,7 @@ from flsv.uploads import UploadContext
 
 
 class FreeRider(Attack):
-    """Attack that returns the received model, or this model plus random noise that looks like an update.
+    """Attack that sends back the received model, or this model plus random noise that looks like an update.
 
     Args:
         mode: ``"zero"`` sends an update of zeros; ``"noise"`` sends an update in a uniformly random direction.

@@ -19,8 +19,8 @@ from flsv.uploads import UploadContext
 class GradientPoisoning(Attack):
     """Attack that multiplies each entry of the update by 1 + b, with b drawn independently from U[low, high].
 
-    On average the update is scaled by 1 + (low + high) / 2, which is 1 by default. The added noise then has
-    (high - low) / sqrt(12) = 29 % of the update's own norm.
+    On average the update is multiplied by 1 + (low + high) / 2, which is 1 by default. Around this average it has noise
+    whose norm is (high - low) / sqrt(12), by default 29 %, of the update's norm.
 
     Args:
         low: the smallest possible b.

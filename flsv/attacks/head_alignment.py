@@ -21,7 +21,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class HeadAlignment(Alignment):
-    """Attack that turns the update's rows of the classifier head towards the server's last step.
+    """Attack that turns the classifier head's part of the update, row by row (one per class), towards the server's last
+    step.
 
     Each row keeps its length, bias included, so that lengths do not reveal the attack. The layers before the head are
     unchanged. In its first round a client sends its own update. The head of its start point, ``[M, D (+1)]``, is stored

@@ -24,7 +24,7 @@ class InnerProductManipulation(Collusion):
     values to the colluders only.
 
     Args:
-        length: c, the length in medians. The default is just below five medians, from which on
+        length: c, the length as a multiple of the median. The default is just below 5, from which on
             :class:`flsv.filters.OutlierFilter` can name a client.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.

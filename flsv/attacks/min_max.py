@@ -21,7 +21,8 @@ class MinMax(Collusion):
     a direction, and gamma the largest number for which max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|.
 
     The paper searches for gamma with halving steps. Here it is computed exactly: each |mean + gamma p - d_i|^2 is a
-    parabola in gamma, which reaches the bound at two gammas, and the result is the smallest of the larger ones.
+    parabola in gamma, which crosses the bound at two gammas; the result is the smallest, over i, of the larger of the
+    two.
 
     Args:
         direction: the direction p: ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;

@@ -41,8 +41,8 @@ class UpdateFilter(Component):
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the cohort that the next filter or, after the last one, metrics and the aggregator see instead of
-        ``cohort``; by :meth:`Cohort.keep` without some clients, by ``dataclasses.replace`` with other updates."""
+        """Return the filtered cohort, which the next filter or, after the last filter, metrics and the aggregator get.
+        Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates."""
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.

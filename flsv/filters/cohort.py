@@ -17,7 +17,7 @@ from flsv.utilities.host_copies import to_host
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of the k clients of a round that filters see: received by the server, not yet measured or aggregated.
+    """Updates of the k clients of a round, as filters get them: before metrics and the aggregator.
 
     Args:
         round_index: the round, from 0.
@@ -29,7 +29,7 @@ class Cohort:
         model: the global model ``[P]`` at the start of the round; None if it is not known.
         broken: ids of the clients whose model was not finite; these clients are not among the k.
         unmeasured: ids of the clients whose updates the aggregator sees and the metrics do not.
-        warnings: sentences of filters for the warning of this round.
+        warnings: sentences that filters have added to the warning of this round.
     """
 
     round_index: int
@@ -56,7 +56,8 @@ class Cohort:
 
     @cached_property
     def norms(self) -> Tensor:
-        """Lengths of the updates, float64 ``[k]`` on the CPU; for an unknown start point, as the client reports it."""
+        """Norms of the updates, float64 ``[k]`` on the CPU; a client whose start point is unknown reports its norm
+        itself."""
         return self._lengths[0]
 
     @property
@@ -90,7 +91,7 @@ class Cohort:
         return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
 
     def keep(self, kept: Tensor) -> Cohort:
-        """Return the cohort reduced to the clients for which ``kept``, bool ``[k]``, is True."""
+        """Return a cohort of only those clients for which ``kept``, bool ``[k]``, is True."""
         if kept.all():
             return self
         which = kept.tolist()

@@ -20,15 +20,15 @@ COPY, ECHOING = "copy", "echo"
 
 
 class CopyFilter(UpdateFilter):
-    """Filter that finds clients whose updates are, over at least three rounds, more similar to each other than the
-    common direction of all updates explains.
+    """Filter that finds copies: clients whose updates are, over at least three rounds, more similar to each other than
+    the common direction of all updates explains.
 
-    The filter also finds clients that send back the server's last step in at least three rounds, which is visible only
-    for a client that takes part in two consecutive rounds.
+    It also finds clients that in at least three rounds send back the server's last step, that is, the change of the
+    global model in the previous round.
 
-    The clients that it finds are still aggregated and measured. ``loop.copies`` and the report name them; if the report
-    divides a budget, it also names them beside the amounts, and the payer decides. The rules are those of
-    :mod:`flsv.functional.copies`. The server stores 32 bytes for every pair of clients, and the last round's model.
+    Their updates are not changed: aggregators and metrics see them. ``loop.copies`` and the report name the clients; a
+    report that divides a budget names them beside the amounts. The rules are those of :mod:`flsv.functional.copies`.
+    The server stores 32 bytes for every pair of clients, and the last round's model.
 
     Args:
         threshold: similarity, in (0, 1], from which on two clients count as copies. None: do not use this rule.
@@ -120,8 +120,15 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add each update's similarity to the server's last step to the state, and return each client's mean similarity
-        over its rounds ``[n]``. ``here [k]`` are the cohort's ids, ``gram [k, k]`` their updates' inner products.
+        """Compare the updates with the server's last step, and return each client's mean similarity to it so far,
+        ``[n]``.
+
+        The new similarities are added to the filter's state.
+
+        Args:
+            here: ids ``[k]`` of the cohort's clients.
+            cohort: the cohort.
+            gram: inner products ``[k, k]`` of the cohort's updates.
         """
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
@@ -139,9 +146,14 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add the similarity of each pair of updates to the state, and return each pair's mean over its common rounds
-        ``[n, n]``, 0 outside the cohort. ``here [k]`` are the cohort's ids, ``gram [k, k]`` their updates' inner
-        products.
+        """Compare all pairs of updates, and return each pair's mean similarity over its common rounds, ``[n, n]``.
+
+        The new similarities are added to the filter's state. The result is 0 for pairs with a client outside the
+        cohort.
+
+        Args:
+            here: ids ``[k]`` of the cohort's clients.
+            gram: inner products ``[k, k]`` of the cohort's updates.
         """
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here

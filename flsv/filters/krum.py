@@ -22,15 +22,14 @@ from flsv.utilities.errors import ConfigurationError
 class MultiKrum(UpdateFilter):
     """Filter that keeps the ``keep`` clients with the lowest Krum scores, see :func:`krum_scores`.
 
-    The other clients are neither aggregated nor measured in this round, as if they had not taken part. The aggregator
-    determines the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less
-    than 2 f + 3 clients, as after dropouts, is kept whole, with a warning.
+    For the aggregator and the metrics the other clients have not taken part in this round. The aggregator determines
+    the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than 2 f + 3
+    clients, as after dropouts, is kept whole, with a warning.
 
     Args:
         byzantine: f in the paper, the number of bad clients that a cohort may have. Krum needs at least 2 f + 3
             clients.
-        keep: m in the paper, the number of clients to keep; if None, k - f of a cohort of k clients. ``keep=1`` is
-            Krum.
+        keep: m in the paper, the number of clients to keep; None: k - f in a cohort of k clients. ``keep=1`` is Krum.
 
     Raises:
         ConfigurationError: an argument is out of range; before training: the federation is too small, or a personalizer

@@ -21,7 +21,7 @@ class NormCap(UpdateFilter):
     """Filter that shortens updates longer than a bound and keeps their direction.
 
     The filter limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It
-    cannot be combined with a personalizer or with metrics that let clients evaluate models.
+    cannot be combined with a personalizer, or with a metric for which clients evaluate models on their own samples.
 
     Args:
         cap: the greatest length of an update, as a multiple of the median length in the cohort.

@@ -34,8 +34,8 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count one more round with ``fault`` for each of ``clients``; return whether it is the first for any of
-        them."""
+        """Count one more round with ``fault`` for each of ``clients``; return whether any of them has it for the first
+        time."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 

@@ -23,9 +23,9 @@ class OutlierFilter(UpdateFilter):
     """Filter that warns of clients with non-finite models or far too large updates, and may exclude them.
 
     An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
-    steps, but the number of steps is only the client's report. By default a too large update is aggregated but not
-    measured: for the metrics the client did not take part in that round. ``loop.named`` counts such rounds by
-    client. A client that is measured in no round has no value.
+    steps, but the number of steps is only the client's report. By default a too large update is aggregated, but hidden
+    from the metrics, for which the client was absent in that round. ``loop.named`` counts such rounds by client. A
+    client that is hidden in all rounds has no value.
 
     An update so large that rounding would lose the other updates in a sum with it is always left out of the round, also
     in a federation without an ``OutlierFilter``, see :func:`flsv.functional.outliers.drowning_updates`.
@@ -72,12 +72,11 @@ class OutlierFilter(UpdateFilter):
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the cohort in which too large updates are left out or not measured, with a warning about their
-        clients.
+        """Return the cohort without updates that are too large, or with these hidden from the metrics, and add a
+        warning.
 
         If more than half of the cohort returned non-finite models, the warning names no client: the likely cause is the
-        model that the server sent.
-        """
+        model that the server sent."""
         norms = cohort.norms
         drowning = drowning_updates(norms, cohort.model_norm)
         large = drowning

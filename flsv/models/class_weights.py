@@ -11,10 +11,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Compute weights of the classes in the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
+    """Compute class weights for the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
 
-    The weight of class c is N / (M N_c), where N_c of all clients' N training samples are of class c and M is the
-    number of classes; it is 1 if N_c is 0.
+    With M classes and N training samples of all clients together, of which N_c are of class c, the weight of class c is
+    N / (M N_c), or 1 if N_c is 0.
 
     Args:
         datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.

@@ -25,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """Return the data module of a module's trainer; None without a trainer, as during ``load_from_checkpoint``."""
+    """Return the data module of the module's trainer; None if it has no trainer, as in ``load_from_checkpoint``."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
@@ -33,18 +33,19 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made modules: optimizer, scheduler, and the same scores in validation and test."""
+    """Base class of ready-made LightningModules. It makes the optimizer and the scheduler, and scores validation and
+    test data in the same way."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None
     _scheduler_interval = "epoch"
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of the validation data; the logged scores include ``val_loss``."""
+        """Add a validation batch to the scores, of which ``val_loss`` is one."""
         self._score("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of the test data; the logged scores include ``test_loss``."""
+        """Add a test batch to the scores, of which ``test_loss`` is one."""
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
@@ -96,10 +97,10 @@ class ClassifierClient(ReadyClient):
     ``[B, M]`` in single precision or better.
 
     The network is built at construction if its name, number of classes and input shape are known, otherwise in
-    ``configure_model``, that is after the data module's ``setup`` and before a checkpoint is restored. Both are then
-    saved with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer
-    and scheduler are saved if they come from YAML, but not if they are Python callables. A network object is not saved:
-    use ``load_from_checkpoint(path, network=...)``.
+    ``configure_model``, that is after the data module's ``setup`` and before a checkpoint is restored. Number of
+    classes and input shape are saved with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)``
+    needs no data module. Optimizer and scheduler are saved if they come from YAML, but not if they are Python
+    callables. A network object is not saved: use ``load_from_checkpoint(path, network=...)``.
 
     Args:
         network: name of a network for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
@@ -107,14 +108,14 @@ class ClassifierClient(ReadyClient):
         num_classes: number of classes M; None: the data module's ``num_classes``.
         input_shape: shape of one sample without the batch; None: the data module's ``input_shape``.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``; set
-            the learning rate there, else it stays 0.01 for every class.
+            the learning rate there, otherwise it is 0.01, whatever the optimizer.
         scheduler: function that returns a learning-rate scheduler of the optimizer; None: constant learning rate.
             ``ReduceLROnPlateau`` monitors ``val_loss``, or the value that its option ``monitor`` names.
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` (every round in a federation) or after
             every batch (``"step"``).
         label_smoothing: label smoothing in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
-        class_weights: positive weight of each class in the loss; None: all 1. ``"balanced"``: 1 / M divided by the
-            class's share of all clients' training samples, as in scikit-learn.
+        class_weights: positive weight of each class in the loss; None: all 1. ``"balanced"``: (1 / M) / (the class's
+            share of all clients' training samples), as in scikit-learn.
 
     Raises:
         ConfigurationError: the network is unknown, the number of classes or the shape is missing or contradicts the
@@ -195,8 +196,8 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build the network unless it exists, check it, make the scores, and store the number of classes and the input
-        shape."""
+        """Build the network or, if it exists, check its output; make the scores; store ``num_classes`` and
+        ``input_shape``."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -302,6 +303,9 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
         name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.
         mine: the model's value; None if it has none.
         datamodule: the data module, which may have the attribute.
+
+    Raises:
+        ConfigurationError: both have it, with different values.
     """
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
@@ -315,5 +319,5 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Convert half-precision logits to single precision: log-sum-exp in bfloat16 errs in the second digit."""
+    """Convert half-precision logits to single precision, because log-sum-exp in bfloat16 errs in the second digit."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

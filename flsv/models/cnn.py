@@ -39,8 +39,8 @@ class ConvNet(nn.Module):
     """Base class of the networks of this module: convolutions, then a classifier.
 
     Args:
-        features: maps images ``[B, C, H, W]`` to feature maps, which are flattened.
-        classifier: maps the flattened features to logits.
+        features: module that maps images ``[B, C, H, W]`` to feature maps, which are then flattened.
+        classifier: module that maps the flattened features to logits.
     """
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:

@@ -79,11 +79,10 @@ def import_timm(name: str) -> ModuleType:
     """Import timm and return it; called only if timm is needed, because the import takes seconds.
 
     Args:
-        name: name of the network that may be in timm, for the message.
+        name: name of the wanted network, for the message.
 
     Raises:
-        ConfigurationError: timm is not installed. torchvision is not searched instead, because its network of the same
-            name may be a different network.
+        ConfigurationError: timm is not installed. (torchvision's network of the same name, if any, may be another one.)
     """
     try:
         import timm
@@ -131,7 +130,7 @@ def _build_torchvision(
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
-    """Return ``network`` with its last linear layer replaced if that does not have ``num_classes`` outputs."""
+    """Return ``network``; replace its last linear layer in place if it does not have ``num_classes`` outputs."""
     linears = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ConfigurationError(f"{name} has no linear layer to replace by a head for {num_classes} classes.")

@@ -40,7 +40,7 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
 
 
 def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return ``input_shape`` as (channels, height, width), checked; ``network`` is its name for the message.
+    """Return ``input_shape`` as a tuple (channels, height, width); ``network`` is the network's name for the message.
 
     Raises:
         ConfigurationError: the shape does not have three numbers.
@@ -61,7 +61,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Return height times width of the output of stride-1 convolutions that are each followed by a 2x2 max-pooling.
+    """Return height times width of the output of a stack of stride-1 convolutions, each followed by a 2x2 max-pooling.
 
     Args:
         network: name of the network, for the message.
@@ -233,7 +233,8 @@ class MLP(nn.Module):
 
 @checked
 class FastText(nn.Module):
-    """fastText: a linear layer on the mean of a text's word vectors, for hashed words (:class:`flsv.data.TextData`).
+    """fastText: a linear layer on the mean of a text's word vectors. Texts are hashed words
+    (:class:`flsv.data.TextData`).
 
     Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL 2017, section 2. In the
     paper, n-grams are hashed and words have a vocabulary; here words are hashed, and there are no n-grams. The softmax

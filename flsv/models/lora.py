@@ -28,7 +28,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def freeze_a(module: nn.Module) -> int:
-    """Freeze the matrices A of all LoRA layers of a module, named ``lora_A`` or ``lora_embedding_A`` by ``peft``.
+    """Freeze the matrix A of each LoRA layer of a module, which ``peft`` names ``lora_A`` or ``lora_embedding_A``.
 
     Returns:
         The number of frozen matrices.
@@ -61,7 +61,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     Args:
         network: the network to adapt.
         rank: rank r of the matrices A and B.
-        alpha: scale of the adapters: alpha / r times B A is added to a layer's weight.
+        alpha: scale of the adapters: (alpha / r) B A is added to a layer's weight.
         targets: names of the linear or convolutional layers to adapt, or endings of these names; ``"all-linear"``: all
             linear layers.
         kwargs: further arguments of ``peft.LoraConfig``.
@@ -95,7 +95,7 @@ class LoRAClient(ClassifierClient):
 
     Args:
         rank: rank r of the matrices A and B.
-        alpha: scale of the adapters: alpha / r times B A is added to a layer's weight.
+        alpha: scale of the adapters: (alpha / r) B A is added to a layer's weight.
         targets: layers to adapt, see :func:`add_lora`; the head is trained as a whole and has no adapter.
         exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes;
             if False, A and B are both trained, and averaged separately.

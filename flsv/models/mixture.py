@@ -29,8 +29,8 @@ class Mixture(nn.Module):
     """Mixture of networks with weights pi_k; the logits ``[B, M]`` are the logarithm of sum_k pi_k
     softmax(component_k(x)).
 
-    The buffer ``responsibility [K]`` holds each component's responsibilities, summed over samples; divided by its sum
-    it is pi.
+    The buffer ``responsibility [K]`` holds, for each component, the sum of its responsibilities over samples; the
+    weights pi are this buffer divided by its sum.
 
     Args:
         components: K networks that return logits ``[B, M]`` for M classes.
@@ -82,7 +82,8 @@ class MixtureClient(ClassifierClient):
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of the mixture, a scalar, and add up the responsibilities of the batch."""
+        """Return the mean cross-entropy of the mixture, a scalar; add the batch's responsibilities to the mixture's
+        buffer."""
         x, y = batch
         assert isinstance(self.network, Mixture)
         joint = self.network.joint(x)

@@ -20,13 +20,13 @@ Starts = Mapping[int, Tensor]
 
 @dataclass(frozen=True)
 class Personalized:
-    """Result of :meth:`Personalizer.personalize` with values of the clients' models.
+    """Result of :meth:`Personalizer.personalize` if clients also value each other's models.
 
     Args:
         starts: ``{client id: model}``, the start point ``[P]`` that the server will send, for clients whose start point
             changes.
-        peer_values: ``[k, n]``; row i has the values that the i-th of the round's k clients gives the models of all n
-            clients, NaN for models that it did not evaluate. None if clients do not evaluate each other's models.
+        peer_values: ``[k, n]``; entry (i, j) is the value that the i-th of the round's k clients gives the model of
+            client j, NaN if it did not evaluate this model. None if clients do not evaluate each other's models.
     """
 
     starts: Starts = field(default_factory=dict)
@@ -56,23 +56,23 @@ class Personalizer(Strategy):
         evaluated. It must not change the personalizer's state.
 
         Returns:
-            The start point ``[P]``, by default the client's last start point from :meth:`personalize`, else the global
-            model; None if the client continues from its own model.
+            The start point ``[P]``, by default the last one that :meth:`personalize` computed for the client, or the
+            global model if there is none; None if the client continues from its own model.
         """
         return state.starts.get(client, state.model())
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, its start point ``[P]``; by default the received model or, without one, its own
-        model."""
+        """Return, at the client, its start point ``[P]``; by default the model in ``instruction`` or, if there is none,
+        the model that the client itself stores."""
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, the model ``[P]`` that the client uses and is tested with; by default its start
-        point."""
+        """Return, at the client, the model ``[P]`` that it predicts and is tested with; by default its start point."""
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        """Return, at the server, the model ``[P]`` that a client uses; by default its start point.
+        """Return, at the server, the model ``[P]`` that a client predicts and is tested with; by default its start
+        point.
 
         Returns:
             The model ``[P]``; None if only the client has it.
@@ -84,8 +84,8 @@ class Personalizer(Strategy):
         stored."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
-        """Return, at the server, the start point of a client to which none was sent, or None if only the client knows
-        it."""
+        """Return the start point ``[P]`` of a client to which the server sent none, or None if only the client knows
+        it; called at the server when the client's ``update`` has arrived."""
         return None
 
     @abstractmethod

@@ -29,10 +29,10 @@ class SparsifiedReward(Personalizer):
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
-    and r_i is the client's reputation after this round. The number of entries is the one in the authors' code: even the
-    best client, with q = 1, does not receive the smallest entry of a layer. For a layer of one entry that code fails;
-    here all clients with q above 0 receive the entry. A client's own update changes its start point only as a part of
-    u_N. Buffers (BatchNorm's statistics) are those of the new global model.
+    and r_i is the client's reputation after this round. As in the authors' code, even the best client, with q = 1, does
+    not receive the smallest entry of a layer. If a layer has only one entry, all clients with q above 0 receive it. A
+    client's own update changes its start point only as a part of u_N. Buffers (BatchNorm's statistics) are those of the
+    new global model.
 
     u_N is the step of the global model, with any aggregator and ``server_lr``; with :class:`flsv.aggregation.CGSV` it
     is the step of the paper: ``configs/cgsv.yaml``. A client outside the cohort receives nothing; a client that was in
@@ -58,8 +58,8 @@ class SparsifiedReward(Personalizer):
         self.beta = beta
 
     def shares(self, reputation: Tensor) -> Tensor:
-        """Compute each client's share q of the entries, ``[n]`` in [0, 1], from reputations ``[n]``; all 1 if none is
-        positive."""
+        """Compute the shares q_i of the entries that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``; all
+        are 1 if no reputation is positive."""
         merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
         best = merit.max()
         return merit / best if best > 0 else torch.ones_like(merit)
@@ -112,6 +112,7 @@ def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> 
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """Return the number of entries of each layer (parameter tensor) in a model's vector; buffers are left out."""
+    """Return the numbers of entries of all layers (parameter tensors), in the order of a model's vector, without
+    buffers."""
     sizes = [math.prod(shape) for shape in space.shapes]
     return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

@@ -13,10 +13,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):
-    """Personalizer that combines the global mixture components with each client's own mixture weights, initially equal.
+    """Personalizer that combines the global components of a mixture with each client's own, initially equal weights.
 
-    In a client's new mixture weights its previous ones count as one sample, so that the responsibilities (the
-    components' shares of each sample) of the current round soon dominate.
+    After training, a client's mixture weights are proportional to the sum of its previous weights, which thus count as
+    one sample, and the responsibilities (the components' shares) of all samples in the round's batches.
 
     Raises:
         ConfigurationError: before training: the module does not contain exactly one

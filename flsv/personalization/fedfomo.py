@@ -30,16 +30,16 @@ from flsv.utilities.seeding import generator_for
 
 
 class FedFomo(UploadKeeper):
-    """Personalizer in which client i continues from sum_j w_ij x_j over its own model and the models x_j that it
-    downloads.
+    """Personalizer in which client i starts its next round from sum_j w_ij x_j, a weighted mean of the model that it
+    has trained and the models that it downloads from other clients.
 
-    The weights follow from the client's validation loss L_i and its start point theta_i of this round (equation 3):
+    With L_i the loss on the client's validation samples and theta_i its start point of this round (equation 3),
 
-        w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalized to sum to 1;
+        w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0), normalized to sum to 1.
 
-    If no model is better than theta_i, the client keeps theta_i. A client downloads the models with the highest
-    affinity (the sum of their previous weights), ties in random order; each download is replaced by a random client's
-    model with a probability that falls from round to round. A client outside the cohort keeps its model.
+    If no model is better than theta_i, the client keeps theta_i. A client downloads the models that had the largest sum
+    of weights so far (affinity), ties in random order. Each download is instead a random client's model with
+    probability ``epsilon``, which falls from round to round. A client outside the cohort keeps its model.
 
     The ``peer_values`` of the round are the signed weights: without the maximum, and with magnitudes that sum to 1.
 
@@ -153,8 +153,8 @@ def mix_models(
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
     """Compute the signed weights of equation 3 of FedFomo: (L(theta) - L(x_j)) / |x_j - theta|.
 
-    theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and for non-finite
-    losses.
+    x_j are s models, theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and
+    for non-finite losses.
 
     Args:
         start_loss: L(theta), the loss of the start point, a scalar.

@@ -25,7 +25,8 @@ from flsv.utilities.seeding import generator_for
 
 
 class IFCA(Personalizer):
-    """Personalizer in which each client starts from the cluster model with the lowest loss on its training samples.
+    """Personalizer in which each client starts from the cluster model with the lowest loss on the client's training
+    samples.
 
     The next model of a cluster is the mean of the models that the clients of the cluster trained. Every client
     downloads the models of all clusters. The global model, an aggregate over all clusters, is meaningless.
@@ -95,7 +96,8 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """Return, at the client, the number of the first cluster whose model has the lowest loss on its training samples.
+    """Return, at the client, the index of the cluster whose model has the lowest loss on the client's training samples;
+    of equal losses, the first index.
 
     Args:
         local: the client's data.

@@ -32,8 +32,8 @@ from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):
-    """Network that generates a client's model from the client's number, by an embedding, an MLP, and a layer that
-    returns all parameters.
+    """Network that generates a client's model from the client's number, with an embedding, an MLP, and a linear layer
+    whose outputs are all parameters of the model.
 
     Args:
         num_clients: number of clients.
@@ -78,8 +78,8 @@ class PFedHN(Personalizer):
     The hypernetwork has ``hidden`` times as many weights as the clients' model.
 
     Args:
-        lr: learning rate of the server. A step for a client moves its generated model towards its trained model by the
-            fraction lr (1 + hidden) of their difference.
+        lr: learning rate of the server. A step for a client moves the model that is generated for it towards the model
+            that it has trained, by the fraction lr (1 + hidden) of their difference.
         embedding_dim: dimension of the clients' embeddings.
         hidden: width of the hypernetwork.
 

@@ -42,13 +42,13 @@ from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):
-    """Personalizer in which client i starts from sum_j w_j x_j over its own model and the models x_j that it downloads.
+    """Personalizer in which a client starts from sum_j w_j x_j, a weighted mean of its own model and downloaded models.
 
     Downloads are chosen by the client's relevance scores (:func:`flsv.functional.top_k_download`). The utility U(X) of
     a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
     Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`); as
-    ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client without
-    a helpful download keeps its own model, without the noise of its upload.
+    ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
+    download helps keeps the model that it has trained, without the noise that its upload has for privacy.
 
     In its first round a client starts from the initial model of the run, because there is no meaningful global model.
     The exceptions are ``mode="extractor"``, where only the classifier is personalized and all other layers are those of
@@ -56,7 +56,8 @@ class PFedSV(UploadKeeper):
 
     Args:
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
-        k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
+        k: number of downloads per round, as long as there are clients whose models the client has never evaluated;
+            later it downloads all models with a positive score.
         permutations_factor: number of orders of the players (models) per player; it determines the number of
             evaluations.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
@@ -202,8 +203,8 @@ class PFedSV(UploadKeeper):
         return Personalized(peer_values=self.judge_all(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """Return :func:`collaborate` with all arguments that clients know from the configuration, so that they do not
-        count as traffic.
+        """Return :func:`collaborate` with those arguments already given that clients know from the configuration, so
+        that these do not count as traffic.
 
         Args:
             num_parameters: number of entries at the beginning of a whole model that are parameters.

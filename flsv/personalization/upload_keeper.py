@@ -40,7 +40,7 @@ class UploadKeeper(Personalizer):
             part: function that returns the entries of a model to store; by default all entries.
 
         Returns:
-            ``{client: stored entries}`` as before this call.
+            ``{client: entries}`` that were stored before this call.
         """
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
@@ -60,7 +60,8 @@ class UploadKeeper(Personalizer):
             round: the round.
             judge: function that asks one client. It returns the ids of the other clients whose models the client
                 evaluated, and the result of :func:`ask_model_values`.
-            before: the result of :meth:`store_uploads`; a client that does not answer gets its earlier upload back.
+            before: the result of :meth:`store_uploads`; if a client does not answer, its upload before this round is
+                stored again.
 
         Returns:
             ``values``.

@@ -39,10 +39,10 @@ class GaussianPrivacy(Upload):
     the server and the clients that download its model see only noised updates, and need not be trusted.
 
     **Meaning of epsilon.** Adding or removing a client (its update, or 0 instead) changes the odds of any observation
-    by at most a factor exp(epsilon), up to delta. Replacing a client's data by other data moves its update by up to 2C:
-    for the replacement of data, read epsilon at half the noise multiplier. Epsilon holds per client, and grows with the
-    rounds in which the client took part. Rare participation does not lower it further (no amplification by sampling),
-    because the server sees the cohorts.
+    by at most a factor exp(epsilon), up to delta. If a client's data are replaced by other data, its clipped update
+    changes by up to 2C: for this notion of privacy, epsilon is that of half the noise multiplier. Epsilon holds per
+    client, and grows with the rounds in which the client took part. Rare participation does not lower it further (no
+    amplification by sampling), because the server sees the cohorts.
 
     **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
     to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants).
@@ -151,9 +151,8 @@ class GaussianPrivacy(Upload):
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta, self.accountant)
 
     def affordable_rounds(self) -> int | None:
-        """Return the largest number of rounds that a client can take part in within ``max_epsilon``; None without a
-        limit.
-        """
+        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``; None without a
+        limit."""
         if self.max_epsilon is None:
             return None
         affordable, too_many = 1, 2
@@ -167,7 +166,7 @@ class GaussianPrivacy(Upload):
         return affordable
 
     def check(self, space: ParameterSpace) -> None:
-        """Check that noise can be added to every entry of a module's vectors.
+        """Check that noise can be added to every entry of the module's vectors, which ``space`` describes.
 
         Raises:
             ConfigurationError: the module has floating-point buffers, and noise is added.
@@ -188,7 +187,7 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn that ``metrics`` are computed from noised updates; do nothing without noise or without such metrics.
+    """Warn that the values of ``metrics`` come from noised updates; do nothing if there is no noise or no such metric.
 
     Args:
         privacy: the run's privacy mechanism; None if there is none.

@@ -23,7 +23,7 @@ _BITS = 53
 
 
 def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
-    """Add normal noise that follows from a key to a vector, in place.
+    """Add normal noise to ``vector``, in place; the noise is determined by ``key``.
 
     Args:
         vector: floating-point ``[P]``, on any device.

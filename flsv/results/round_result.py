@@ -21,8 +21,7 @@ class Event:
         first: the first round in which it occurred, from 0.
         last: the last round in which it occurred.
         times: the number of rounds in which it occurred.
-        of: the number of rounds in which the client has sent an update; None unless ``what`` is ``"not_finite"`` or
-            ``"large"``.
+        of: the number of rounds in which the client has sent an update; None if that does not apply.
         others: for a copy, the other clients with the same update.
     """
 
@@ -36,8 +35,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return the groups of clients that sent copies of one another's updates, each a list of sorted client numbers. A
-    client that sent the server's last step back is a group of its own.
+    """Return groups of clients, as sorted numbers, that sent copies of one another's updates. A client that sent the
+    server's last step back is a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -84,16 +83,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The result of a round: the rows of the run's table after it, and the numbers that belong to no single client.
+    """The numbers of a run after a round: one row of the run's table per client and value, and the federation's
+    numbers.
 
     Args:
         round_index: the round's number, from 0.
-        table: a :class:`Row` for each number of a client that is known after the round: metrics' values, weight, update
-            norm, scores of its own model, and ``train_loss``.
-        changes: the rows of ``table`` that are new in this round: metrics' values that differ from the previous
-            round's, and the other numbers if they were measured in this round. ``train_loss`` is left out.
-        shared: the known numbers that belong to no single client, ``{name: number}``.
-        shared_changes: the entries of ``shared`` that were measured in this round.
+        table: all rows after the round: each client's present values of the metrics, its weight in the aggregate,
+            ``update_norm`` and ``train_loss``, and the last known scores of its own model.
+        changes: the rows of ``table`` that are new: values of metrics that differ from the previous round's, the
+            weights and update norms, and the scores if they were computed in this round; never ``train_loss``.
+        shared: the last known numbers of the whole federation, not of one client, ``{name: number}``.
+        shared_changes: the numbers in ``shared`` that were computed in this round.
         events: the run's events so far.
         pictures: ``{metric: function}``; a call of the function draws the metric's values.
         drawn: whether pictures of this round are to be drawn.
@@ -121,8 +121,7 @@ class RunResult:
         columns: ``{metric: title of its columns}`` (such as ``"class"``).
         to_pay_by: the names of the metrics suitable for payment, those closest to retraining first.
         trained: the names of the metrics that train coalitions.
-        learning_record: the entries of ``run.json`` on the model's performances at the start and end of training, whose
-            change the metrics distribute among the clients.
+        learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
         logged: the values that the module has logged last, ``{name: value}``.
         pictures: ``{metric: function}``; a call of the function draws the metric's values.
     """
@@ -155,8 +154,9 @@ class Sink:
         """Process the result of a round that has ended."""
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Process metrics' values that were computed only after their rounds. ``results`` has one result per round, in
-        the order of the rounds, with these values only. A resumed run may pass the same values again."""
+        """Process values of earlier rounds that became known only now; ``results`` are in the order of the rounds and
+        hold nothing else of them. If an earlier process had passed such values on, a resumed run passes them on
+        again."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

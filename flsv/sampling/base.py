@@ -35,7 +35,7 @@ class ClientSampler(Strategy):
         Args:
             num_clients: n, number of clients of the federation.
             contributions: the metrics' values after the previous round.
-            generator: the only source of randomness; it depends on the run's seed and the round.
+            generator: the generator to draw from, and no other; it depends on the run's seed and the round.
             round_index: the round, from 0.
         """
 
@@ -47,21 +47,21 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort after asking clients; by default :meth:`sample` draws it without asking.
+        """Draw the cohort, in a sampler that asks clients first (for their losses); by default, call :meth:`sample`.
 
         The traffic of the questions is counted in the round for which the cohort is drawn.
 
         Args:
             clients: all n clients. Ask them with :meth:`flsv.core.Client.ask` within :func:`flsv.core.map_clients`.
-            model: the global model ``[P]`` at the start of that round.
+            model: the global model ``[P]`` at the start of the round.
             contributions: the metrics' values after the previous round.
-            generator: the only source of randomness.
+            generator: the generator to draw from, and no other.
             round_index: the round, from 0.
         """
         return self.sample(len(clients), contributions, generator, round_index)
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        """Return the sampler of a coalition that trains by the same protocol without the other clients.
+        """Return the sampler for a coalition, whose federation is like this one but has only the clients ``members``.
 
         It draws among the coalition's members only, as many as this sampler draws, or all if they are fewer. It uses
         the same random numbers: for the coalition of all clients it draws the cohorts of the run, for others cohorts as
@@ -71,8 +71,8 @@ class ClientSampler(Strategy):
             members: the ids of the coalition's clients, at least one.
 
         Raises:
-            ConfigurationError: the sampler cannot draw among some of the clients only, because it chooses by values or
-                losses, which differ between coalitions; or it does not override this method.
+            ConfigurationError: the sampler chooses by contributions or losses, which differ between coalitions, or does
+                not override this method.
         """
         raise ConfigurationError(
             f"{self!r} cannot draw the cohorts of a coalition that trains without the others: it chooses by values or "

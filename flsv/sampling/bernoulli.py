@@ -25,12 +25,12 @@ _RAREST = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
-    """Sampler that includes each client independently, by a coin flip, and draws again while the cohort has fewer than
-    ``min_cohort`` clients.
+    """Sampler that includes each client independently, by a coin flip, and repeats all flips until the cohort has at
+    least ``min_cohort`` clients.
 
-    Drawing again makes every client's inclusion probability a little larger than the probability of its coin.
-    ``inclusion_probabilities`` returns the exact probabilities for the final cohorts, so that dividing by them is
-    unbiased; the paper divides by the coin's probability.
+    The repetition makes a client's inclusion probability a little larger than its coin's probability.
+    ``inclusion_probabilities`` returns the exact probabilities, so that dividing by them is unbiased; the paper divides
+    by the coin's probability.
 
     Args:
         expected_cohort: m, the sum of the n coins' probabilities, which are all m/n.
@@ -116,8 +116,8 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw client ids one by one, with the probabilities ``coins`` conditional on at least ``count`` clients in
-    total."""
+    """Draw a cohort by coins of the probabilities ``coins``, conditional on at least ``count`` clients; return their
+    ids."""
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

@@ -15,7 +15,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FixedCohort(ClientSampler):
-    """Sampler that draws the clients ``clients`` in every round, as if there were no others.
+    """Sampler that draws the same clients in every round, as if there were no others.
 
     Args:
         clients: the clients' ids, at least one.

@@ -28,9 +28,9 @@ class PowerOfChoice(ClientSampler):
     """Sampler of the ``cohort_size`` clients with the highest local loss among randomly drawn candidates.
 
     Candidates are drawn without replacement, in proportion to their numbers of training samples. They receive the
-    global model and report their losses; of candidates with equal losses the one drawn first takes part. A candidate
-    receives the model once for the choice, and again if it takes part; ``round.downloaded`` counts both. A site that
-    does not answer is chosen last.
+    global model and report its loss on their training samples; of candidates with equal losses the one drawn first
+    takes part. A candidate receives the model once for the choice, and again if it takes part; ``round.downloaded``
+    counts both. A site that does not answer is chosen last.
 
     Args:
         cohort_size: m, the number of clients per round.

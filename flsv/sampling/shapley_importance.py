@@ -25,7 +25,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
 
     Args:
         expected_cohort: m, the expected number of clients per round.
-        metric: the name of a metric ``[n]`` of non-negative weights, such as
+        metric: the name of a metric with one non-negative weight per client, ``[n]``, such as
             :class:`flsv.metrics.SurrogateFederatedShapley`. A client that never took part gets the metric's ``prior``
             or, if there is no prior, the mean of the other clients' values.
         min_cohort: the smallest number of clients in a round, 1 or 2.

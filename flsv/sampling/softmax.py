@@ -16,15 +16,17 @@ from flsv.utilities.declared import Count, Positive
 
 
 class SoftmaxSampler(ClientSampler):
-    """Sampler of ``cohort_size`` clients without replacement, with chances softmax(relevance / temperature).
+    """Sampler that draws ``cohort_size`` clients without replacement, with probabilities softmax(relevance /
+    temperature).
 
     Args:
         cohort_size: number of clients per round.
         metric: the name of one of the loop's metrics with one value per client, ``[n]``, which is used as the
             relevance. Before its first value all clients are equally likely; a client that never took part gets the
             metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
-        temperature: divisor of the relevance; 1 in the paper. With 1, Shapley values in units of accuracy, which are a
-            few hundredths, have hardly any effect. With 0.1 a difference of 0.01 changes a probability by 10 %.
+        temperature: divisor of the relevance; 1 in the paper. Shapley values in units of accuracy are a few hundredths:
+            at 1 they have hardly any effect; at 0.1 a client with a value larger by 0.01 is 10 % more likely to be
+            drawn first.
 
     Raises:
         ConfigurationError: the cohort size is below 1 or above the number of clients, or the temperature is not

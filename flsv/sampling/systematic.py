@@ -19,11 +19,12 @@ class SystematicShapleySampler(ShapleyImportanceSampler):
     """Sampler of exactly ``cohort_size`` clients, with inclusion probabilities in proportion to Shapley weights.
 
     The paper includes clients independently (:class:`ShapleyImportanceSampler`): one cohort may have two clients and
-    another twelve, and the sums of their weights vary as much. This sampler, which is not in the paper, draws
-    systematically: each client has a segment on a line, as long as its probability p_i; the segments are in random
-    order; points at distances of 1 select the clients in whose segments they lie. The probabilities are those of
-    AFedSV+, so dividing by them is unbiased, as in Theorem 5.1. If all are below 1, each client's weight w_i / p_i,
-    with w_i its share of the Shapley weights, is 1 / ``cohort_size``, and the cohort's weights sum to 1.
+    another twelve, so that the sum of the cohort's weights varies much. This sampler, which is not in the paper, draws
+    systematically: each client gets a segment of the length of its inclusion probability p_i; the segments are laid end
+    to end in random order; of points at distances of 1 on this line each selects the client in whose segment it lies.
+    The probabilities are those of AFedSV+, so dividing by them is unbiased, as in Theorem 5.1. If all are below 1, each
+    client's weight w_i / p_i, with w_i its share of the Shapley weights, is 1 / ``cohort_size``, and the cohort's
+    weights sum to 1.
 
     Args:
         cohort_size: m, the number of clients per round, at least 2.

@@ -83,7 +83,7 @@ class ClassScores(Metric):
         return self._from_host()[0]
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores by name, and the number of classes that occur. Copy all numbers to the host at once."""
+        """Return the scores by name, and the number of classes that occur; copy all numbers to the CPU at once."""
         ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0
@@ -120,10 +120,9 @@ def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Compute the log-odds log(p / (1 - p)) of each class's probability p, float64 ``[N, M]``, from logits ``[N, M]``.
+    """Compute the log-odds log(p / (1 - p)), float64 ``[N, M]``, of the classes' softmax probabilities p.
 
-    Log-odds have the same order as the probabilities, and are still distinct if the probabilities round to 1.
-    """
+    They have the same order as the probabilities, and stay distinct where probabilities round to 1."""
     logits = logits.detach().double()
     best = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
@@ -134,8 +133,8 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Return the scores of ``counts`` as Python numbers by name. If it has seen no batch, they are NaN, without
-    torchmetrics' warning.
+    """Return the scores of ``counts``, a metric, as Python numbers by name; before its first batch they are NaN,
+    without the warning of torchmetrics.
 
     Example:
         >>> plain_scores(ClassScores(2))

@@ -48,11 +48,11 @@ class ClassScore(Metric):
     """Metric that computes the AUROC, the average precision or the F1 score of probabilities of class 1, ``[B]``, or of
     all classes, ``[B, M]``, for integer classes ``[B]``.
 
-    Higher is better. With more than two classes the score is the mean over the classes that occur. F1 takes the most
-    probable class as the prediction, so a class that is predicted but does not occur counts as 0 in its mean.
+    Higher is better. With more than two classes the score is the mean over the classes that occur. The mean of F1, for
+    which the most probable class is the prediction, also includes classes that are predicted but do not occur, as 0.
 
     Args:
-        name: the score's name in ``CLASS_SCORES``.
+        name: the score: ``"auroc"``, ``"average_precision"`` or ``"f1"``.
 
     Raises:
         ValueError: the inputs have other shapes, or the labels are not integers; in ``compute``, all samples are of one
@@ -116,12 +116,12 @@ def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor,
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the probabilities ``[B, ...]`` of class 1 out of those of two classes, ``[B, 2, ...]``; return any others
-    unchanged.
+    """Return ``probabilities[:, 1]``, the probabilities of class 1, if there are two classes; otherwise
+    ``probabilities``.
 
     Args:
-        probabilities: ``[B, 2, ...]``, ``[B, M, ...]``, or ``[B, ...]`` of class 1 already.
-        labels: classes ``[B, ...]``, only to tell these shapes apart.
+        probabilities: of two classes ``[B, 2, ...]``, of M classes ``[B, M, ...]``, or of class 1 only ``[B, ...]``.
+        labels: classes ``[B, ...]``; only their number of dimensions is used, to tell these shapes apart.
 
     Example:
         >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))

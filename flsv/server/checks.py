@@ -23,7 +23,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check the names under which strategies send tensors to clients, and clients report values.
+    """Check the names in the strategies' ``sends`` (tensors for clients) and ``reports`` (values from clients).
 
     Args:
         strategies: the federation's strategies, ``{role: strategy}``.
@@ -32,8 +32,8 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
         The names of all values that clients report to the strategies.
 
     Raises:
-        ConfigurationError: two strategies declare the same name; a strategy declares a name that every round already
-            has; a strategy overrides ``report`` without declaring names in ``reports``.
+        ConfigurationError: two strategies declare the same name; a strategy declares a report of the name of an
+            attribute of :class:`flsv.Round`; a strategy overrides ``report`` without declaring names in ``reports``.
     """
     for direction in ("sends", "reports"):
         taken: dict[str, str] = {}
@@ -120,8 +120,8 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that metrics get what they read: validation samples at clients or server, and values that clients give each
-    other's models. Refuse metrics for which clients answer without noise if there is ``GaussianPrivacy``."""
+    """Check that validation samples and peer values exist if metrics read them, and that no metric lets clients answer
+    without noise although there is ``GaussianPrivacy``."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -309,7 +309,8 @@ _MEANING = {
 
 
 def _shape(metric: Metric) -> tuple[int, ...] | None:
-    """Return the shape of the metric's value before any update; None if the metric cannot compute a value yet."""
+    """Return the shape that the metric's value has before any update; None if the metric can compute a value only
+    later."""
     try:
         # Call the class's own function: the instance's `compute` warns, and caches its result.
         value = type(metric).compute(metric)

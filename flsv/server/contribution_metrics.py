@@ -38,10 +38,11 @@ class ContributionMetrics:
     """The loop's metrics by name, and their current values.
 
     Args:
-        metrics: ``{name: metric}``. Each argument of a metric's ``update`` has the name of an attribute of
-            :class:`flsv.Round`, or the metric's ``round_fields`` maps it to an attribute, to a function of the round,
-            or to None (the argument is then not passed).
-        reported: names of the values that clients report to strategies; ``update`` may have arguments of these names.
+        metrics: ``{name: metric}``. Each argument of a metric's ``update`` gets the attribute of :class:`flsv.Round`
+            that has its name, unless the metric's ``round_fields`` maps the argument to another attribute, to a
+            function of the round, or to None (the argument is then not passed).
+        reported: names of the values that clients report to strategies; arguments of ``update`` may have these names,
+            too.
         num_clients: n, the number of clients, if the metrics are bound already; :meth:`bind` sets it, too.
 
     Attributes:
@@ -50,7 +51,7 @@ class ContributionMetrics:
 
     Raises:
         ConfigurationError: a metric's ``update`` has an argument that a round cannot give; or a metric has a name that
-            the reports use for something else.
+            the run's table or report uses for something else.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0) -> None:
@@ -65,8 +66,8 @@ class ContributionMetrics:
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
-        """Return ``{name: {argument: field}}``: for each argument of each metric's ``update``, the attribute of the
-        round, or the function of the round, that gives its value."""
+        """Return ``{metric: {argument: field}}`` for the arguments of all metrics' ``update``; the field is the name of
+        an attribute of the round, or a function of the round, that gives the argument's value."""
         return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
@@ -76,7 +77,7 @@ class ContributionMetrics:
 
     @property
     def class_metrics(self) -> list[str]:
-        """Return the names of the metrics that are of use only if the training samples have classes."""
+        """Return the names of the metrics that need training samples with classes."""
         return [name for name, m in self.metrics.items() if attribute_of(m, "needs_classes", name in self.head_metrics)]
 
     @property
@@ -87,7 +88,7 @@ class ContributionMetrics:
     @property
     def performances(self) -> dict[str, Any]:
         """Return the performance with which each game metric scores models, ``{name: performance}``; see
-        :mod:`flsv.games.performance`. A metric that does not declare a performance measures accuracy."""
+        :mod:`flsv.games.performance`. It is accuracy for a metric that declares none."""
         return {name: attribute_of(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
     @property
@@ -107,13 +108,12 @@ class ContributionMetrics:
 
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
-        """Return ``{name: metric}`` of the metrics for which clients evaluate models on their own validation
-        samples."""
+        """Return ``{name: metric}``, the metrics for which clients evaluate models on their own validation samples."""
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """Return the metrics' current values for strategies, ``{name: value}``, with the metric's ``prior``, if it has
-        one, in place of NaN, the value of clients that never took part."""
+        """Return the metrics' current values, ``{name: value}``, as strategies read them: if a metric has a ``prior``,
+        it replaces NaN, the value of clients that never took part."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")
@@ -149,10 +149,10 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose inputs are all known only after ``stage``, and store the new values.
+        """Update the metrics whose last input becomes known at ``stage`` of the round, and store their new values.
 
         Raises:
-            ValueError: a metric's value does not have one row per client.
+            ValueError: a metric's value is not ``[n]`` or ``[n, M]`` for n clients.
         """
         for name, metric in self.metrics.items():
             fields = self.fields[name]

@@ -49,11 +49,12 @@ class RoundServer:
         strategies: ``{role: strategy}``, all strategies of the run, in the order in which they are called. The role
             ``"aggregator"`` is required.
         space: the map between modules and vectors.
-        channel: counts the messages between server and clients.
+        channel: counter of the messages between server and clients.
         filters: the filters of a cohort's updates, in the order in which they are applied.
 
     Attributes:
-        games: evaluates models on the server's validation set, see :meth:`bind_games`; None if no metric needs it.
+        games: object that evaluates models on the server's validation set, see :meth:`bind_games`; None if no metric
+            needs it.
         norms: ``{client id: norm}`` of the last round's updates before filters, without non-finite ones.
     """
 
@@ -109,7 +110,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """Apply the filters to the clients' updates, and return the round with the updates that they leave.
+        """Apply the filters to the clients' updates, and return the round, with the updates that are left.
 
         Args:
             updates: the updates that the clients sent.
@@ -219,15 +220,15 @@ class RoundServer:
     def finish(self, round: Round, state: FederationState) -> Round:
         """Finish a round: aggregate, personalize, and update each metric as soon as its inputs are known.
 
-        The clients' next start points are stored in ``state``. If the aggregate is not finite, the global model stays
-        that of the previous round, all weights are 0, and metrics that need the aggregate are not updated.
+        The clients' next start points are stored in ``state``. If the aggregate is not finite, the global model does
+        not change, all weights are 0, and metrics that need the aggregate are not updated.
 
         Args:
             round: the round, from :meth:`receive`.
             state: the federation at the start of the round.
 
         Returns:
-            The round, to which the next global model, the weights and the clients' values of each other are added.
+            The round, with the next global model, the weights, and the values that clients give each other's models.
 
         Raises:
             NoModel: the aggregate is not finite for the second time in a row.
@@ -275,8 +276,8 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Store the clients' next start points in ``state``, and return the round with the values, if any, that clients
-        give each other's models."""
+        """Let the personalizer compute the clients' next start points, and store them in ``state``; return the round,
+        with the values that clients give each other's models, if they give any."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)

@@ -34,7 +34,8 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if a setting or callback of the trainer does not allow its epochs to be rounds."""
+    """Raise ConfigurationError if the trainer has a setting or callback that cannot work with rounds in place of
+    epochs."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(

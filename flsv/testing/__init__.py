@@ -36,12 +36,12 @@ __all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_
 def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) -> None:
     """Check a contribution metric on four prepared rounds and in tiny fits.
 
-    The names of the arguments of its ``update`` have to be fields of a :class:`flsv.Round` or keys of ``given``.
+    Each argument of the metric's ``update`` has to be named after a field of :class:`flsv.Round` or a key of ``given``.
 
     Args:
-        metric: the metric, created without ``num_clients`` and ``num_classes``.
-        given: ``{name: function}`` for the arguments of ``update`` that are no field of a round, such as clients'
-            reports; each function gets the :class:`flsv.Round` and returns the argument.
+        metric: the metric, constructed without ``num_clients`` and ``num_classes``, which the checks set.
+        given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round, such as clients'
+            reports; each function gets the :class:`flsv.Round` and returns the argument's value.
         options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass; ``module``, a
             function that returns the LightningModule of the fits; and further arguments of the
             :class:`flsv.FederatedLoop`.
@@ -60,8 +60,8 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: the aggregator. If it reads a metric by name, a suitable metric is provided, unless
-            ``metrics={...}`` has one.
+        aggregator: the aggregator. If it reads a metric by name, the checks add a suitable metric to the loop, unless
+            ``metrics={...}`` among ``options`` has one.
         options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:
@@ -84,7 +84,7 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
 
 
 def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **options: Any) -> None:
-    """Check a kind of source of data.
+    """Check a source of data, that is, an object that opens data of one kind.
 
     Args:
         source: the source, with the methods ``match`` and ``open``.
@@ -101,8 +101,7 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
 
 
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
-    """Return a decorator that makes one pytest test for each check of each part, from a test with the argument
-    ``check``.
+    """Return a decorator that runs a pytest test with the argument ``check`` once for each check of each part.
 
     Args:
         parts: the metrics, aggregators and client algorithms to check.

@@ -22,12 +22,13 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """An object under test, called the part (a metric, an aggregator, a client algorithm or a source), and what its
-    checks need.
+    """A part under test (a metric, an aggregator, a client algorithm or a source), with everything that its checks
+    need.
 
     Args:
-        part: the part as a user creates it, not used yet.
-        expected_failures: ``{check: reason}`` for the checks that the part cannot pass; these checks have to fail.
+        part: the part under test, newly constructed.
+        expected_failures: ``{check's name: reason}`` for the checks that the part cannot pass; these checks have to
+            fail.
     """
 
     checks: Sequence[Check] = ()
@@ -48,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class PartCheck:
-    """Check of one part; a call runs it.
+    """One check of one part; a call runs it.
 
     Raises:
         AssertionError: the part fails the check, or passes a check of ``expected_failures``.
@@ -82,11 +83,11 @@ class PartCheck:
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case; calling one runs it.
+    """Return all checks of a case as callables, which run them.
 
     Args:
         case: the part under test.
-        more: further checks.
+        more: checks to add to the case's own.
 
     Raises:
         ConfigurationError: ``expected_failures`` names an unknown check.
@@ -111,8 +112,9 @@ def ensure(holds: object, got: object) -> None:
 
 
 def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Return whether two values, or nested mappings and lists of values, are equal. NaN equals NaN. Tensors are
-    compared bitwise, or up to the relative and absolute tolerance ``rtol`` if it is given."""
+    """Return whether two values, or nested mappings and lists of values, are equal; NaN equals NaN.
+
+    Tensors are compared bitwise, or with ``rtol`` as the relative and the absolute tolerance."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
@@ -133,7 +135,7 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
-    """Return whether a call raises ``error``; the default includes ``ConfigurationError``, a subclass of it."""
+    """Return whether ``call`` raises ``error``; ConfigurationError is a subclass of the default, ValueError."""
     try:
         call()
     except error:
@@ -142,7 +144,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Save a state and load it as Lightning does with a checkpoint, and return the loaded state. ``torch.load`` raises
+    """Return a state as it is after saving and loading it, as Lightning does with a checkpoint. ``torch.load`` raises
     an error if the state holds types that a checkpoint cannot hold."""
     file = io.BytesIO()
     torch.save(state, file)
@@ -152,8 +154,8 @@ def saved(state: Any) -> Any:
 
 @contextmanager
 def untouched_rngs(who: str) -> Iterator[None]:
-    """Raise AssertionError at the end of the context if the code in it has drawn from torch's global random generator.
-    ``who`` names the code in the message."""
+    """Raise AssertionError if the code within this context draws from torch's global random generator. ``who`` names
+    the code in the message."""
     before = torch.get_rng_state()
     yield
     ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
@@ -165,8 +167,8 @@ def is_one(case: Any) -> None:
 
 
 def pickles(case: Case) -> None:
-    """Check that a copy and a pickle of the part, which ranks and copies of a loop need, have the same description as
-    the part: define its class and functions at the top of a module, and keep the arguments as attributes."""
+    """Check that the part can be copied and pickled, as for ranks, and that the result has the part's arguments. Define
+    its class and functions at the top of a module, and store each argument as the attribute of its name."""
     part = case.new()
     for other in (pickle.loads(pickle.dumps(part)), case.new()):
         ensure(described(other) == described(part), f"{described(other)} of {described(part)}")

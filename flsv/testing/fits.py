@@ -48,7 +48,7 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler that returns the cohorts of a list, one in each round, and begins again after the last.
+    """Sampler that goes through a list of cohorts, one per round, and begins again after the last.
 
     Args:
         cohorts: numbers of the clients of each cohort.
@@ -71,11 +71,11 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Draw a client's samples, the same at every call, and return their features ``[m, 4]`` and classes ``[m]``.
+    """Return the features ``[m, 4]`` and classes ``[m]`` of a client's m random samples, the same at every call.
 
     Args:
         client: number of the client; -1 for the server.
-        alike: whether all samples of the client are equal, so that neither their split nor their order matters.
+        alike: whether all samples of the client are equal, so that neither their order nor their split matters.
     """
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
@@ -85,10 +85,10 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Return a data module of four clients with validation and test samples, and with a validation set of the server.
+    """Return a data module of four clients with validation and test samples, and of a server with a validation set.
 
     Args:
-        order: the new number of each of the four clients.
+        order: a permutation of the clients: the number that each of the four clients gets.
         alike: whether the samples of a client are all equal, see :func:`samples_of`.
     """
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
@@ -103,8 +103,8 @@ class Fit(L.Callback):
         checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
 
     Attributes:
-        models: the parameters ``[P]`` of the global model after each round.
-        contributions: ``{metric: values}`` after each round.
+        models: list of the global model's parameters ``[P]`` after each round.
+        contributions: list of the metrics' values ``{metric: values}`` after each round.
     """
 
     def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
@@ -130,11 +130,12 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """Part under test (such as an aggregator) whose checks run tiny fits.
+    """Part under test, such as an aggregator, whose checks train a loop with this part on tiny data.
 
     Args:
-        part: the part as a user creates it, not used yet.
-        expected_failures: ``{check: reason}`` for the checks that the part cannot pass; these checks have to fail.
+        part: the part under test, newly constructed.
+        expected_failures: ``{check's name: reason}`` for the checks that the part cannot pass; these checks have to
+            fail.
         module: function that returns the LightningModule to train; by default :class:`TinyClassifier`.
         loop: further arguments of the :class:`flsv.FederatedLoop` in which the part is used.
     """
@@ -164,15 +165,16 @@ class FitCase(Case):
             return self._module()
 
     def placed(self, part: Any) -> dict[str, Any]:
-        """Return the arguments that put the part into a :class:`flsv.FederatedLoop`."""
+        """Return the arguments that make a :class:`flsv.FederatedLoop` use ``part``, as ``{"aggregator": part}``."""
         return {self.role: part}
 
     def taken(self, loop: FederatedLoop) -> Any:
-        """Return the part of this case's kind that a loop has."""
+        """Return the part under test, or its copy, that a loop uses."""
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """Return a loop with a new copy of the part, and with a metric for each part that reads one by name.
+        """Return a loop with a new copy of the part. If a part of the loop reads a metric by name, the loop has this
+        metric.
 
         Args:
             cohorts: numbers of the clients of each round.
@@ -223,13 +225,13 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Fit of all rounds without interruption, with which other fits are compared; it is trained at the first
+        """Record of a fit of all rounds without interruption, with which other fits are compared; trained at the first
         use."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise AssertionError unless a fit gives the models and values of :attr:`uninterrupted`, or is refused by a
-        ConfigurationError before its first round.
+        """Raise AssertionError if a fit has other models and values than :attr:`uninterrupted`. No error is raised if
+        the fit is refused with a ConfigurationError before its first round.
 
         Args:
             fit: function that trains a loop and returns the record of the fit.
@@ -253,22 +255,23 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """Check that a fit that is stopped after two of three rounds and resumed ends as if it had not been stopped, to the
-    bit: return everything that the next round needs from ``state_dict``."""
+    """Check that a fit that is resumed after two of three rounds ends bitwise like one without interruption. Return
+    everything that the next round needs from state_dict."""
     if case.in_a_loop:
         whole = case.uninterrupted
         expect_same(case.fit(case.make(), start=whole.checkpoint).results(), whole.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """Check that two rounds with engine="vmap" end as in one process, to rounding, or are refused before the first
-    round: in begin(federation), refuse settings that cannot be batched."""
+    """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding, or are refused
+    before the first round. In begin(federation), raise ConfigurationError for settings that cannot be batched."""
     if case.sees_clients:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
 
 def clients_permuted_in_a_fit(case: FitCase) -> None:
-    """Check that clients with other numbers end with the same models and weights: index by client_ids."""
+    """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
+    by client_ids."""
     one = case.fit(case.make(), 2, tiny_data(alike=True)).results()
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     other = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
@@ -279,16 +282,15 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 
 
 def state_is_saved(case: FitCase) -> None:
-    """Check that the state which a part keeps between rounds is the same after a checkpoint: return tensors, numbers,
-    strings, lists and dicts from ``state_dict``."""
+    """Check that the part's state_dict is unchanged when it is saved in a checkpoint and loaded. Return only tensors,
+    numbers, strings, lists and dicts from state_dict."""
     state = case.taken(case.uninterrupted.loop).state_dict()
     back = saved(state)
     ensure(equal(back, state), f"{back} of {state}")
 
 
 def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
-    """Raise AssertionError unless ``mine`` has an equal value for each name in ``theirs``; values are compared bitwise
-    or, if it is given, up to ``rtol``."""
+    """Raise AssertionError unless ``mine`` has equal values for all names in ``theirs``, bitwise or up to ``rtol``."""
     differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
     ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
@@ -309,8 +311,8 @@ class ClientAlgorithmCase(FitCase):
 
 
 def weights_are_given(case: AggregatorCase) -> None:
-    """Check that ``aggregate`` returns a finite weight for each row of round.client_ids, and a finite model. The
-    contribution of a client without a value is NaN, so define its weight."""
+    """Check that aggregate returns a finite weight for each client in round.client_ids, and a finite model. Define a
+    weight for clients whose contribution is NaN because they have no value yet."""
     loop = case.make()
     aggregator: Any = loop.aggregator
     aggregate = aggregator.aggregate
@@ -326,8 +328,8 @@ def weights_are_given(case: AggregatorCase) -> None:
 
 
 def trains_alone(case: ClientAlgorithmCase) -> None:
-    """Check that a client's training does not depend on the clients before it: keep a client's state in context.state,
-    and undo changes of the module in leave_client."""
+    """Check that a client's training does not depend on the clients that train before it. Keep a client's state in
+    context.state, and undo changes of the module in leave_client."""
     last = COHORTS[0][-1]
     keep = {"evaluation": ClientEvaluation(keep_trained=True)}
     alone, together = (case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0]))
@@ -335,8 +337,8 @@ def trains_alone(case: ClientAlgorithmCase) -> None:
 
 
 def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """Check that the class declares everything that is sent beside the model in the tuples sends and reports: by names,
-    each once."""
+    """Check that the names in the tuples sends and reports are not empty and occur once. Declare in them everything
+    that is sent beside the model."""
     names = [*case.part.sends, *case.part.reports]
     ensure(all(names) and len(set(names)) == len(names), names)
 
@@ -349,9 +351,8 @@ _CLIENT_SIDE = (
 
 
 def sides_are_apart(case: FitCase) -> None:
-    """Check that a fit ends the same, to the bit, with one object of the part at the clients and another at the server,
-    as on ranks and at sites: declare everything that is sent in sends and reports, and keep a client's data in its
-    state."""
+    """Check that a fit ends bitwise the same if clients and server use two different objects of the part, as on ranks
+    and at sites. Declare everything that is sent in sends and reports, and keep a client's data in its state."""
     kind: Any = type(case.part)
     own = [n for n in _CLIENT_SIDE if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)]
     if not own:

@@ -28,9 +28,9 @@ class MetricCase(fits.FitCase):
     """Metric under test.
 
     Args:
-        part: the metric, created without numbers of clients and classes.
-        given: ``{name: function}`` for the arguments of ``update`` that are no field of a round; each function gets the
-            round and returns the argument.
+        part: the metric, constructed without ``num_clients`` and ``num_classes``.
+        given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round; each function
+            gets the round and returns the argument's value.
         options: further arguments of :class:`flsv.testing.fits.FitCase`.
     """
 
@@ -51,13 +51,14 @@ class MetricCase(fits.FitCase):
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
-        """True if a loop can update the metric; other metrics are updated by the checks alone."""
+        """True if a loop can update the metric; otherwise only the checks on prepared rounds update it."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """For each argument of the metric's ``update``, by name, the field of a round that it reads."""
+        """``{argument: field}`` for the metric's ``update``; the field is an attribute's name or a function of the
+        round."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -71,13 +72,13 @@ class MetricCase(fits.FitCase):
         return Rounds(self.given, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        """Return the arguments of the metric's ``update`` for a round."""
+        """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
         return {name: field(round) if callable(field) else round.get(field) for name, field in self.fields.items()}
 
     @torch.no_grad()
     def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
-        """Update ``metric``, or a new metric if it is None, with the rounds of these ``indices``, and return it.
-        ``options`` are those of :class:`flsv.testing.rounds.Rounds`."""
+        """Update ``metric`` (None: a new one) with the prepared rounds ``indices``, and return it. ``options`` are
+        arguments of :class:`flsv.testing.rounds.Rounds`."""
         metric = self.new() if metric is None else metric
         rounds = self.rounds(**options)
         for index in indices:
@@ -85,18 +86,18 @@ class MetricCase(fits.FitCase):
         return metric
 
     def half(self) -> Any:
-        """Return a new metric that was updated with the first half of the rounds."""
+        """Return a new copy of the metric, updated with the first half of the prepared rounds."""
         return self.fed(EVERY[:HALF])
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """Results by name of a metric that was updated with all rounds, see :func:`all_of`."""
+        """Results by name, see :func:`all_of`, of a copy of the metric that was updated with all prepared rounds."""
         return all_of(self.fed())
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """Return all results of a metric by name: its value, overall values, intervals and diagnostics. ``value`` is what
-    its ``compute`` has returned; if it is None, ``compute`` is called here."""
+    """Return all results of a metric by name: its value, overall values, intervals and diagnostics. ``value`` is the
+    result of the metric's ``compute``; if None, ``compute`` is called."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
@@ -105,13 +106,14 @@ def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """Check that the arguments of update are named after fields of a round, such as client_ids, or keys of given."""
+    """Check that update has arguments, and that each is named after a field of a round, such as client_ids, or a key of
+    given."""
     ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """Check that compute returns detached floats [n] or [n, M] for all n clients, whether they took part or not, and
-    per_client one number for each."""
+    """Check that compute returns detached floats [n] or [n, M], and per_client returns [n]. All n clients count,
+    whether they took part or not."""
     value = case.whole["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
     ensure(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
@@ -121,8 +123,8 @@ def one_row_per_client(case: MetricCase) -> None:
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Check that all clients that took part have a value, and no others: start the states with NaN, since 0 would be a
-    measurement."""
+    """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
+    since 0 would be a value."""
     rows = torch.cat([case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1)
     ensure(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
     others = [client for client in range(NUM_CLIENTS) if client != NEVER]
@@ -131,8 +133,8 @@ def never_seen_is_nan(case: MetricCase) -> None:
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """Check that clients with other numbers have the same values: index by client_ids, and do not depend on the order
-    of the cohort."""
+    """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
+    use the order of the cohort."""
     value = case.whole["value"]
     other = case.fed(order=ORDER).compute()[list(ORDER)]
     if case.fields.get("peer_values"):  # its columns are clients, too
@@ -141,7 +143,7 @@ def clients_permuted(case: MetricCase) -> None:
 
 
 def inputs_stay(case: MetricCase) -> None:
-    """Check that update leaves its arguments unchanged, and draws from no generator but the round's."""
+    """Check that update does not change its arguments, and draws random numbers from the round's generator only."""
     arguments = case.arguments(case.rounds()[0])
     tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
     before = copy.deepcopy(tensors)
@@ -152,16 +154,16 @@ def inputs_stay(case: MetricCase) -> None:
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """Check that a metric is as new after reset: keep all results of update in states, by add_state, and nowhere
-    else."""
+    """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state, and
+    nowhere else."""
     metric = case.fed()
     metric.reset()
     fits.expect_same(all_of(case.fed(metric=metric)), case.whole)
 
 
 def forward_counts_once(case: MetricCase) -> None:
-    """Check that forward counts a round as update does, or refuses it: give each state a dist_reduce_fx that merges two
-    states, the later one second."""
+    """Check that forward has the effect of one update, or raises ValueError. Give each state a dist_reduce_fx that
+    merges two states, the later one second."""
     metric, rounds = case.new(), case.rounds()
     if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
         value = metric.compute()
@@ -169,8 +171,9 @@ def forward_counts_once(case: MetricCase) -> None:
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Check that merge_state, called with an earlier part of a run on a metric of a later part, gives the results of
-    the whole run, or refuses it: give each state a dist_reduce_fx that merges two states, the later one second."""
+    """Check that a metric of later rounds, after merge_state with a metric of earlier rounds, has the results of all
+    rounds, or that merge_state raises ValueError. Give each state a dist_reduce_fx that merges two states, the later
+    one second."""
 
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
@@ -185,23 +188,23 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Check that a metric that is pickled or copied between two rounds ends with the values of the original, to the
-    bit: keep all results of update in states."""
+    """Check that a metric that is pickled or copied between two rounds has bitwise the same results in the end. Keep
+    all results of update in states."""
     for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
         fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
 def resumes_to_the_bit(case: MetricCase) -> None:
-    """Check that a new metric that loads a state_dict between two rounds ends with the values of the metric that saved
-    it, to the bit: keep all results of update in states, by add_state, because a checkpoint holds only states."""
+    """Check that a metric that is saved and loaded between two rounds (state_dict) has bitwise the same results in the
+    end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
     metric = case.new()
     metric.load_state_dict(saved(case.half().state_dict()))
     fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Check that models and states in double precision give the same values, to rounding: convert tensors to the dtype
-    of the states, by tensor.to(state)."""
+    """Check that the values are the same, up to rounding, with models and states in double precision. Convert tensors
+    to the dtype of the states, by tensor.to(state)."""
     wide = case.new().set_dtype(torch.float64)
     for metric in (case.new(), wide):
         value = case.fed(metric=metric, dtype=torch.float64).compute()
@@ -209,7 +212,7 @@ def any_precision(case: MetricCase) -> None:
 
 
 def states_move(case: MetricCase) -> None:
-    """Check that metric.to(device) moves all tensors of the metric: make them states or buffers."""
+    """Check that metric.to(device) moves all tensors of the metric. Make them states or buffers."""
     metric = case.half().to("meta")
     tensors = {name: each for name, each in vars(metric).items() if isinstance(each, Tensor) and name != "class_counts"}
     stay = [name for name, each in tensors.items() if each.device.type != "meta"]
@@ -217,7 +220,7 @@ def states_move(case: MetricCase) -> None:
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """Check that guide() returns the values' unit and sign, and the metric's needs and costs."""
+    """Check that no line of guide(), such as the values' unit or the metric's needs and costs, is empty."""
     lines = case.new().guide().lines()
     ensure(all(lines.values()), lines)
 

@@ -25,11 +25,12 @@ ORDER = (3, 0, 4, 1, 2)
 
 
 class Rounds:
-    """Four rounds of five clients, always the same; read them by index, in order.
+    """Sequence of four prepared rounds of five clients, always the same; read them by index, in ascending order.
 
     Args:
-        given: ``{name: function}`` for reports that a round lacks; each function gets the round and returns the report.
-        order: the number of each of the five clients.
+        given: ``{name: function}`` for clients' reports, which these rounds lack; each function gets the round and
+            returns the reports of this name.
+        order: a permutation of the clients: the number that each of the five clients gets.
         dtype: data type of the models and the samples.
     """
 
@@ -64,7 +65,7 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw a tensor of normal random numbers of a shape; calls with equal keys ``of`` draw the same numbers."""
+        """Draw normal random numbers of the shape ``shape``; calls with equal keys ``of`` return the same numbers."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -80,7 +81,7 @@ class Rounds:
         return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
 
     def __getitem__(self, index: int) -> Round:
-        """Return the round of this index, with its aggregated model."""
+        """Return round number ``index``, from 0, after its aggregation."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))

@@ -27,9 +27,10 @@ class SourceCase(Case):
 
     Args:
         part: the source, with ``match`` and ``open``, see :class:`flsv.data.Source`.
-        given: an example of data that the source opens: the path of an existing file or folder, a name, or an object.
+        given: the example: data that the source can open, as the path of an existing file or folder, a name, or an
+            object.
         broken: examples of data that the source matches but cannot open.
-        expected_failures: ``{check: reason}``, the checks that the source cannot pass.
+        expected_failures: ``{check's name: reason}`` for the checks that the source cannot pass.
         options: further arguments of the :class:`flsv.FederatedDataModule` that partitions the example, such as
             ``labels``.
     """
@@ -42,12 +43,12 @@ class SourceCase(Case):
 
     @property
     def reading(self) -> Reading:
-        """The user's options of reading, from the arguments of the data module in this case."""
+        """Options of reading (label, group, columns, files), from the data module's arguments ``options``."""
         names = {"label": "labels", "group": "groups", "columns": "columns", "files": "files"}
         return Reading(**{mine: self.options[theirs] for mine, theirs in names.items() if theirs in self.options})
 
     def open(self) -> Any:
-        """Open the example with the source; return its training samples as a data set, or a table."""
+        """Let the source open the example data ``given``; return their training samples, a data set or a table."""
         data: Any = self.part.open(self.given, self.reading)
         if not isinstance(data, Dataset | Table | SourceData) and data is not self.given:  # a DataFrame, arrays
             data = read_part(data, self.reading, "what open gives")
@@ -55,12 +56,12 @@ class SourceCase(Case):
 
     @cached_property
     def opened(self) -> Any:
-        """Training samples of the example, opened once."""
+        """Result of :meth:`open`, which is called once."""
         return self.open()
 
 
 def matches_its_kind(case: SourceCase) -> None:
-    """Check that match returns True for the data that the source opens, and False for all other data: decide by the
+    """Check that match returns True for the data that the source opens, and False for all other data. Decide by the
     type, or by the ending of a path. An installed source is asked before flsv's own sources, so it must not take their
     data."""
     x, y = samples_of(0)
@@ -71,8 +72,9 @@ def matches_its_kind(case: SourceCase) -> None:
 
 
 def opens_samples(case: SourceCase) -> None:
-    """Check that open returns a table, or several samples that can be batched and are equal when they are read again;
-    targets and groups, if any, need an entry for each sample. See flsv.data.Source."""
+    """Check that open returns a table or a data set of several samples. A data set's samples must fit into one batch,
+    and be equal when they are read again; its targets and groups, if any, need an entry for each sample. See
+    flsv.data.Source."""
     with untouched_rngs("an open"):
         data = case.opened
     ensure(len(data) > 1, f"{len(data)} training samples")
@@ -87,16 +89,16 @@ def opens_samples(case: SourceCase) -> None:
 
 
 def opens_the_same_again(case: SourceCase) -> None:
-    """Check that a source that is opened again has the same samples in the same order, on which a resumed run relies:
-    sort listed files."""
+    """Check that the data have the same samples in the same order when they are opened again, as a resumed run does.
+    Sort listed files."""
     if not isinstance(case.opened, Table):
         one, again = (content_hashes(data, {"all": torch.arange(len(data))}) for data in (case.opened, case.open()))
         ensure(one == again, "others when it is opened again")
 
 
 def is_dealt_out(case: SourceCase) -> None:
-    """Check that a data module can partition all samples between two clients, or by the source's groups, and read their
-    batches."""
+    """Check that a data module can partition all samples between two clients, or by the source's groups, and that each
+    client's batches can be read."""
     home = sys.modules[open_source.__module__]
     grouped = "groups" in case.options or getattr(case.opened, "groups", None) is not None
     options = {"partitioner": GroupPartitioner() if grouped else IIDPartitioner(2), **case.options}
@@ -112,7 +114,7 @@ def is_dealt_out(case: SourceCase) -> None:
 
 
 def broken_ones_are_refused(case: SourceCase) -> None:
-    """Check that open raises a ConfigurationError that says what is wrong if data cannot be read."""
+    """Check that open raises ConfigurationError for data that cannot be read. Say in the message what is wrong."""
     for each in case.broken:
         found = refused(partial(case.part.open, each, case.reading), ConfigurationError)
         ensure(found, f"no error of {each!r}")

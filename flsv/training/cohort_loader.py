@@ -24,7 +24,7 @@ class ClientBatches:
     Attributes:
         client: the client's id.
         batches: the number of batches in all local epochs together.
-        epochs: the positions of the client's local epochs among the local epochs of the whole cohort.
+        epochs: indices of the client's local epochs, counted from the first local epoch of the cohort's first client.
     """
 
     client: int

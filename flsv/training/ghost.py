@@ -45,15 +45,15 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that compute, for each of a batch's B samples, the product of a vector g with the sample's part of the
-    batch's gradient, float64 ``[B]``.
+    """Hooks that compute, for each of a batch's B samples, the inner product of a vector g with the sample's
+    contribution to the gradient of the batch's loss, float64 ``[B]``.
 
-    The products of a batch sum to <g, gradient of the batch's loss> for any loss, a mean or a sum, weighted or not.
-    They cost one more forward pass of every layer.
+    A batch's products sum to <g, gradient of the batch's loss> for any loss, a mean or a sum, weighted or not. They
+    cost one more forward pass of every layer.
 
     Args:
         module: the module. Products are computed in its forward and backward passes while :attr:`samples` is not None.
-        reference: the vector g: tensors by parameters' names, in the parameters' shapes. For a trainable parameter
+        reference: the vector g, as ``{parameter name: tensor}`` in the parameters' shapes. For a trainable parameter
             without an entry, g is 0.
 
     Raises:
@@ -89,9 +89,9 @@ class GhostProducts:
 
     @property
     def samples(self) -> int | None:
-        """Return the number of samples in the present batch; None if no products are computed for it.
+        """Return the number of samples B in the present batch; None if no products are computed for it.
 
-        Set it before each batch, to the size of the first dimension of all layers' outputs."""
+        Set it before each batch. Every layer's output must have B as its first dimension."""
         return self._samples
 
     @samples.setter
@@ -120,7 +120,7 @@ class GhostProducts:
         self._handles = []
 
     def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
-        """Make the forward hook of the layer ``name``; ``twin`` is the layer's copy with g as its parameters."""
+        """Return the forward hook for the layer ``name``; ``twin`` is a copy of this layer with g as its parameters."""
 
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self._samples
@@ -171,7 +171,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return the reason why a layer has no ghost product, as a relative clause; None if it has one."""
+    """Return why the samples' products cannot be computed for a layer, as a relative clause; None if they can."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -184,12 +184,12 @@ def _why_not(layer: nn.Module) -> str | None:
 
 
 def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """Return a copy of a layer without its hooks, with g in place of its parameters.
+    """Return a copy of a layer, without its hooks, that has the vector g as its parameters.
 
     Args:
         layer: the layer.
         own: the layer's parameters by name.
-        g: the part of the vector g for each of these parameters, by name; None stands for zeros.
+        g: for each of these parameters, by name, its part of the vector g; None stands for zeros.
     """
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)

@@ -18,7 +18,8 @@ Options = list[list[dict[str, Any]]]
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
-    """Return a copy of the options of all parameter groups of several optimizers, without the parameters."""
+    """Return copies of the options of optimizers: per optimizer, a list with one ``{option: value}`` per parameter
+    group."""
     return [
         [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -33,7 +34,7 @@ def copied(value: Any) -> Any:
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write options by name into a parameter group; tensors are overwritten in place if their shape is the same."""
+    """Write ``options`` into a parameter group; tensors of the same shape in the group are overwritten in place."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
@@ -45,7 +46,7 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def equal_states(a: Any, b: Any) -> bool:
-    """Return whether two values of options or states, such as nested dictionaries of tensors, are equal."""
+    """Return whether ``a`` and ``b``, such as nested dictionaries, lists and tensors, are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):

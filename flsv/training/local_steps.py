@@ -24,11 +24,11 @@ from flsv.utilities.seeding import generator_for
 
 
 class LocalSteps(Slot):
-    """Slot with each client's number of optimizer steps, from which Lightning gets the present client's numbers.
+    """Slot that tells Lightning how many optimizer steps and batches the present client has.
 
-    The sampler's draws follow from the run's seed, so every client's rounds are known in advance, and with them its
-    number of steps. A sampler that depends on the clients' contributions is an exception: each client's schedule is
-    then made for as many steps as if the client took part in all rounds.
+    The number of a client's steps in the whole fit is known in advance, because the sampler's draws follow from the
+    run's seed. If the sampler depends on the clients' contributions, the rounds of a client are not known: its
+    schedules are then made for as many steps as if it took part in all rounds.
 
     Args:
         trainer: the trainer, with its module.
@@ -40,14 +40,13 @@ class LocalSteps(Slot):
 
     Attributes:
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        client: the client whose numbers of steps and batches Lightning gets. If it is None, Lightning gets the largest
-            numbers of any client.
-        begun: whether the first cohort's train dataloader exists. From then on Lightning gets its length; before, and
-            in ``configure_optimizers``, Lightning gets :meth:`length`.
-        last_batch: whether the client in training is at its last batch of the round; None if no client is in
-            training.
-        length_was_read: whether ``configure_optimizers`` has read the number of steps, so that clients with different
-            numbers of steps have different schedules.
+        client: the client in training; None between clients. Lightning gets this client's numbers of steps and batches,
+            or the largest of any client if it is None.
+        begun: whether the first cohort's train dataloader exists. Until then, and always in ``configure_optimizers``,
+            Lightning gets :meth:`length` in its place.
+        last_batch: whether the client in training is at its last batch of the round; None between clients.
+        length_was_read: whether ``configure_optimizers`` has read the number of steps or batches, so that clients with
+            different numbers have different schedules.
     """
 
     name = "steps"
@@ -89,24 +88,25 @@ class LocalSteps(Slot):
         return max(self.of(client) for client in range(self._data.num_clients))
 
     def length(self) -> range:
-        """Return a stand-in for the train dataloader, for times at which it does not exist, see :attr:`begun`.
+        """Return a range that stands in for the train dataloader while there is none, see :attr:`begun`.
 
-        The length is the present client's number of batches in a round or, if no client trains, the largest of any
-        client."""
+        Its length is the present client's number of batches in a round or, between clients, the largest of any client.
+        """
         return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
-        """Return the value of ``trainer.estimated_stepping_batches``: the present client's number of steps, or the
-        largest of any client if no client trains."""
+        """Return what Lightning gets as ``trainer.estimated_stepping_batches``: the present client's number of
+        optimizer steps in the fit or, between clients, the largest of any client."""
         return self._answer(self.of, "estimated_stepping_batches")
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
-        """Return the present client's number or, if no client trains, the largest of any client.
+        """Return ``count`` of the present client or, between clients, its largest value over all clients.
 
-        Warn if clients differ and the module reads the number in a hook before ``configure_optimizers``.
+        Warn if clients differ and the module reads the number in ``setup`` or ``configure_model``, where no client
+        trains.
 
         Args:
-            count: a function that returns a client's number.
+            count: function of a client that returns its number of steps or batches.
             name: a description of the number, for the warning.
         """
         hook = self._trainer.lightning_module._current_fx_name
@@ -155,8 +155,8 @@ class LocalSteps(Slot):
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the cohort that the sampler will draw for a round, or all clients if the draw depends on more than the
-        run's seed and the round, so that it is not known in advance."""
+        """Return the cohort that the sampler will draw for a round; all clients if the draw cannot be known in advance,
+        because it depends on more than the run's seed and the round."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)

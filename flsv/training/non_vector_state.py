@@ -30,8 +30,8 @@ class NonVectorState:
     that a module keeps as plain attributes, alone or in tuples (an LSTM's state), also if training creates them or puts
     them in place of a None.
 
-    It does not include plain tensors with a gradient (outputs), tensors that share their memory with a parameter or
-    buffer, and the states of torchmetrics, which count over the whole cohort. Other attributes (numbers, lists of
+    It does not include plain tensors that require a gradient (outputs), tensors that share memory with a parameter or
+    buffer, and the states of torchmetrics, which add up the batches of all clients. Other attributes (numbers, lists of
     outputs or of past samples) pass from client to client, and a resumed run begins without them, unless the module
     saves them (``on_save_checkpoint``).
 
@@ -56,8 +56,8 @@ class NonVectorState:
         self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
-        """Return copies of the buffers by name (None for a buffer that does not exist yet) and of the attributes by
-        name."""
+        """Return a copy of the state: ``{"buffers": {name: tensor}, "attributes": {name: value}}``. A buffer that does
+        not exist yet is None."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
             "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
@@ -88,7 +88,8 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Restore a state from a checkpoint, on the module's device; attributes that it does not hold are kept.
+        """Write a state from a checkpoint into the module, on the module's device; attributes that ``state`` does not
+        hold are kept.
 
         Args:
             state: a state that :meth:`read` returned before it was saved.
@@ -100,8 +101,8 @@ class NonVectorState:
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
-        """Warn, once, if the module's lists and mappings hold more tensors than at first: they pass to other
-        clients."""
+        """Warn, once, if the module's lists and dictionaries hold more tensors than at construction, because the next
+        client would see these tensors."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
         if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
@@ -115,7 +116,7 @@ class NonVectorState:
         )
 
     def check(self) -> None:
-        """Check that the entries that held infinite or NaN values at first have not changed.
+        """Check that the entries ``infinite``, which held infinite or NaN values at construction, have not changed.
 
         Raises:
             ConfigurationError: such entries have changed; the message names them.
@@ -147,7 +148,8 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-        """Yield for each integer or non-persistent buffer: its full name, its layer, its name there, and its value."""
+        """Yield for each integer or non-persistent buffer: its name in the module, its layer, its name in this layer,
+        its value."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())

@@ -20,7 +20,7 @@ ByIndex = dict[Any, Any]
 
 
 class OptimizerState(Slot):
-    """Slot for the optimizers' state, such as momentum.
+    """Slot for the optimizers' state, such as momentum, of each client.
 
     Args:
         trainer: the trainer, with its optimizers set up.
@@ -28,8 +28,8 @@ class OptimizerState(Slot):
             from the end of its last round.
 
     Raises:
-        ConfigurationError: an optimizer trains tensors that are not parameters of the module, or has
-            ``upload_parameters`` while states persist or gradients are accumulated.
+        ConfigurationError: an optimizer trains tensors that are not parameters of the module; or an optimizer has the
+            method ``upload_parameters``, and ``policy`` is ``"persist"`` or gradients are accumulated over batches.
     """
 
     name = "optimizer"
@@ -58,7 +58,7 @@ class OptimizerState(Slot):
         return left
 
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
-        """Return ``kept``, a client's state from a checkpoint, with each tensor moved to its parameter's device."""
+        """Return ``kept``, a client's state from a checkpoint, with each tensor on its parameter's device."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
             optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -68,12 +68,8 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Call the method ``upload_parameters`` of each optimizer that has one, such as
-    :class:`flsv.training.algorithms.MoreauSGD`: it writes the weights to send into the module.
-
-    Returns:
-        Whether an optimizer has this method.
-    """
+    """Let each optimizer that has a method ``upload_parameters``, such as :class:`flsv.training.algorithms.MoreauSGD`,
+    write the weights to send into the module; return whether there is such an optimizer."""
     uploading = [optimizer for optimizer in trainer.optimizers if hasattr(optimizer, "upload_parameters")]
     for optimizer in uploading:
         optimizer.upload_parameters()
@@ -85,14 +81,16 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _by_index(optimizer: Optimizer) -> ByIndex:
-    """Return an optimizer's state with the parameters' numbers as keys; tensors are not copied."""
+    """Return an optimizer's state with the parameters' indices as keys, as in its ``state_dict``; tensors are not
+    copied."""
     index = {p: i for i, p in enumerate(_parameters(optimizer))}
     return {index.get(key, key) if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """Return a copy of a client's stored state ``kept`` with the optimizer's parameters as keys. It is a copy so that a
-    round that fails does not change the stored state."""
+    """Return ``kept``, a client's stored state by parameter index, with the optimizer's parameters as keys.
+
+    Tensors are copied, so that a round that fails does not change the stored state."""
     parameters = dict(enumerate(_parameters(optimizer)))
     return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
 

@@ -14,7 +14,7 @@ from flsv.training.slots import Slot
 
 
 class Pace(Slot):
-    """Slot for learning-rate schedulers and options of parameter groups: each client continues with its own.
+    """Slot for learning-rate schedulers and optimizer options, which each client continues from its own last values.
 
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes while a
       client trains. Both continue from their values at the end of the client's last round, for either ``policy``; see
@@ -26,7 +26,8 @@ class Pace(Slot):
     Args:
         trainer: the trainer, with its optimizers set up.
         policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: the clients' numbers of steps. If None, all clients have the same schedules.
+        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
+            clients have schedules of the same length.
 
     Raises:
         ConfigurationError: a scheduler cannot serve several clients; see :class:`flsv.training.schedules.Schedules`.
@@ -66,7 +67,8 @@ class Pace(Slot):
         return {"schedulers": schedulers, "options": own} if changed else None
 
     def _own(self, options: Options) -> Options:
-        """Select the options that belong to the client.
+        """Select the options that belong to the client, see :class:`Pace`, and that its training has changed, now or
+        before.
 
         Args:
             options: all options at the end of the client's training.

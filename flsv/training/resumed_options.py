@@ -42,7 +42,7 @@ class OptimizerOptions:
         """Check that the options that have changed since the run's start can be applied.
 
         Args:
-            before: the :attr:`configured_options` of the run's start.
+            before: the :attr:`configured_options` at the start of the run, from the checkpoint.
 
         Raises:
             ConfigurationError: the classes or numbers of optimizers, parameter groups or schedulers have changed; or an
@@ -69,7 +69,7 @@ class OptimizerOptions:
         """Apply the options that have changed since the run's start, after Lightning has restored the optimizers.
 
         Args:
-            before: the :attr:`configured_options` of the run's start.
+            before: the :attr:`configured_options` at the start of the run, from the checkpoint.
         """
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, options, texts in zip(groups, self._options, before["options"]):

@@ -19,11 +19,12 @@ class Schedules:
 
     A scheduler that is configured with ``interval="step"`` belongs to the clients, and a scheduler with
     ``interval="epoch"`` to the federation, also with manual optimization. While no client trains, the clients'
-    schedulers are in the federation's state: the one in which ``configure_optimizers`` made them.
+    schedulers have the state in which ``configure_optimizers`` made them.
 
     Args:
         trainer: the trainer, with its optimizers and schedulers set up.
-        steps: the clients' numbers of steps. If None, all clients have the same schedules.
+        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
+            clients have schedules of the same length.
 
     Raises:
         ConfigurationError: one optimizer has a scheduler per batch and a scheduler per round, or
@@ -49,7 +50,7 @@ class Schedules:
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to a client's position.
+        """Set the schedulers to the client's position in its learning-rate schedules.
 
         Args:
             client: the client's number.
@@ -66,7 +67,7 @@ class Schedules:
             self._schedulers[i].load_state_dict(deepcopy(state))
 
     def leave(self) -> dict[int, Any]:
-        """Set the schedulers to the federation's states again, and return the client's states by scheduler number.
+        """Return the client's scheduler states by number, and reset the schedulers to their state between clients.
 
         Raises:
             ConfigurationError: the client's training has stepped a scheduler that has to step once a round.
@@ -82,13 +83,14 @@ class Schedules:
         return dict(enumerate(now))
 
     def states(self) -> list[Any]:
-        """Return copies of the states of the clients' schedulers."""
+        """Return copies of the present states of the clients' schedulers."""
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps, or None if the fit's own schedulers suit the client.
+        """Return schedulers made for the client's number of optimizer steps; None if the fit's own schedulers suit the
+        client.
 
-        The fit's own schedulers are made for the largest number of any client. They suit every client if
+        The fit's own schedulers are made for the client with the most steps. They suit all clients if
         ``configure_optimizers`` does not read a number of steps."""
         if self._steps is None or not self._steps.length_was_read:
             return None

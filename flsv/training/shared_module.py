@@ -19,10 +19,11 @@ class SharedModule:
     """The Trainer's module, in which one client after the other trains its model, and which holds the global model
     between rounds.
 
-    A module's state has three parts: the vector, which is shared; the entries that a client does not share; and the
-    remaining state, such as counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of
-    counters have no meaning: every client starts with the counters of the round's start, and the next global model
-    takes the counters that the cohort's first client has after its training.
+    A module's state has three parts: the vector ``[P]`` of the entries that clients share with the server; the entries
+    that a client does not share; and the remaining state, such as counters and masks
+    (:class:`flsv.training.non_vector_state.NonVectorState`). Counters and masks are not averaged: every client starts
+    with those of the round's start, and the next global model takes those that the cohort's first client has after its
+    training.
 
     Args:
         module: the module in which clients train.
@@ -48,14 +49,15 @@ class SharedModule:
     # ---- a round
 
     def remember(self) -> None:
-        """Store a copy of the module between two rounds, before any hook of the next round. A checkpoint that is saved
-        within the round holds this copy, and :meth:`discard` restores it."""
+        """Store a copy of the module, before any hook of a round. A checkpoint that is saved within the round holds
+        this copy, and :meth:`discard` restores it."""
         self._saved = self._read()
         self._private = self._saved[2]  # the global model keeps the entries that clients do not share
         self._within = True
 
     def begin_round(self) -> None:
-        """Store a copy of the model that the clients start from; called after all hooks of the epoch's start."""
+        """Store a copy of the clients' start model; called after all ``on_train_epoch_start`` hooks, which may change
+        it."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         vector, self._before = self.space.read(self.module), self._unsaved.read()
@@ -72,8 +74,7 @@ class SharedModule:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Restore the counters and masks of the round's start after the last client's training, so that the module does
-        not keep the last client's."""
+        """Restore the counters and masks of the round's start, in place of the last client's, after its training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
@@ -130,15 +131,15 @@ class SharedModule:
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Store the present client's counters and masks for the next global model, unless an earlier client's counters
-        and masks are stored already."""
+        """Store the present client's counters and masks for the next global model, unless an earlier client's are
+        stored."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
     # ---- checkpoints
 
     def buffers(self) -> State:
-        """Return the global model's counters and masks; within a round, return their values from before the round."""
+        """Return the global model's counters and masks; within a round, those from before the round."""
         return self._saved[1] if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
@@ -184,8 +185,8 @@ class SharedModule:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the norms and sums of n tensors, float64 ``[2, n]``: without a copy, they show later whether a tensor has
-    changed. For integer tensors they are 0."""
+    """Return the norms and sums of n tensors, float64 ``[2, n]``, as fingerprints that show later, without a copy,
+    whether a tensor has changed. Integer tensors have 0."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]

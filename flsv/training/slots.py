@@ -9,10 +9,10 @@ from flsv.training.store import ClientStore
 
 
 class Slot:
-    """Base class of a part of the Trainer's state that is kept per client.
+    """Base class of slots: parts of the Trainer's state, such as optimizer states, of which each client has its own.
 
-    Before a client trains, the part is set to the client's state (:meth:`enter`). After the client's training, this
-    state is read, and the Trainer's own state is restored (:meth:`leave`)."""
+    Before a client trains, :meth:`enter` writes the client's state into the Trainer. After the client's training,
+    :meth:`leave` returns this state and restores the Trainer's own."""
 
     #: Name under which the store keeps a client's state of this slot.
     name: ClassVar[str]
@@ -67,10 +67,11 @@ class Slots:
             slot.enter(client, self._store.kept(client, slot.name))
 
     def leave(self, stage: bool) -> None:
-        """Leave all slots: restore the Trainer's own state. Without a client do nothing.
+        """Restore the Trainer's own state: leave all slots. If no client has been entered, do nothing.
 
         Args:
-            stage: whether to stage the client's state in the store; otherwise it is dropped.
+            stage: whether to pass the client's state to the store (:meth:`flsv.training.store.ClientStore.stage`); if
+                False, the state is dropped.
         """
         if self.client is None:
             return

@@ -39,8 +39,7 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """The state of each client between its rounds, in the parts that the module describes; changes are staged during a
-    round.
+    """Store of each client's state between its rounds. Changes during a round are provisional until :meth:`commit`.
 
     Example:
         >>> store = ClientStore()
@@ -62,7 +61,7 @@ class ClientStore:
     # ---- within a round
 
     def tensors(self, client: int) -> State:
-        """Return a client's own tensors by name, to read and to change; changes are staged."""
+        """Return a client's own tensors by name, to read and to change; changes last if :meth:`commit` follows."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
             # Clones: a round that fails must not change the stored tensors, not even in place.
@@ -70,11 +69,11 @@ class ClientStore:
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
-        """Return a client's own tensors by name, without copying them; they must not be changed."""
+        """Return a client's own tensors by name, without a copy, only to read."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
     def kept(self, client: int, name: str) -> Any:
-        """Return a client's state of one slot, as committed after its last complete round.
+        """Return the state of one slot that a client had at the end of its last complete round.
 
         Args:
             client: the client's number.
@@ -86,16 +85,16 @@ class ClientStore:
         return self._kept.get(client, {}).get(name)
 
     def stage(self, client: int, left: Mapping[str, Any]) -> None:
-        """Stage a client's state after its training, until :meth:`commit` or :meth:`discard`.
+        """Note a client's state after its training: :meth:`commit` makes it permanent, :meth:`discard` drops it.
 
         Args:
             client: the client's number.
-            left: ``{slot name: the client's state}``; for a state that is None the committed state stays.
+            left: ``{slot name: the client's state}``; None leaves the slot's committed state as it is.
         """
         self._staged.setdefault(client, {}).update({name: value for name, value in left.items() if value is not None})
 
     def commit(self) -> None:
-        """Store the staged state of all clients at the end of a complete round."""
+        """Make the staged state of all clients permanent; called at the end of a complete round."""
         for client, staged in self._staged.items():
             kept = {**self._kept.pop(client, {}), **staged}
             if kept := {name: value for name, value in kept.items() if value or name != TENSORS}:
@@ -120,7 +119,7 @@ class ClientStore:
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Drop the committed state of all clients except ``clients``; other processes keep the rest."""
+        """Drop the committed state of all clients except ``clients``, since other processes keep it."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:

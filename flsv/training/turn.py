@@ -128,7 +128,7 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Prepare the slots and the client algorithm for a batch of the present client; without one do nothing.
+        """Prepare the slots and the client algorithm for a batch; do nothing if no client is in training.
 
         Args:
             batch: the batch in the form in which ``training_step`` gets it.
@@ -144,8 +144,8 @@ class Turn:
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Count an optimizer step of the present client, and let the client algorithm change its gradients; called
-        after they are computed. Without a client do nothing."""
+        """Count an optimizer step of the client in training, and let the client algorithm change the gradients, which
+        are computed already. Do nothing if no client is in training."""
         if self.context is None:
             return  # a step between two clients is the module's own
         context = self.context
@@ -163,7 +163,7 @@ class Turn:
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> None:
-        """Count a batch of the present client and add up its loss; without a client do nothing.
+        """Count a batch of the client in training, and add up its loss; do nothing if no client is in training.
 
         Args:
             loss: the batch's training loss; None if the module returns none, which makes the client's mean loss NaN.
@@ -173,7 +173,7 @@ class Turn:
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt the turn while the client trains outside the Trainer, as one row of a batched model.
+        """Interrupt the turn while the client's model trains outside the Trainer, as one of many stacked models.
 
         The Trainer's own state is restored, so that another client's turn can begin.
 
@@ -185,7 +185,7 @@ class Turn:
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client that has trained outside the Trainer, with one optimizer step per batch.
+        """Continue the turn of a client whose model has trained outside the Trainer, one optimizer step per batch.
 
         The caller has written the client's trained model into the module.
 
@@ -204,14 +204,16 @@ class Turn:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """End the turn: read the client's model from the Trainer, stage the state that the client keeps, and restore
-        the Trainer's own state.
+        """End the turn: return the client's update, and restore the Trainer's own state.
+
+        The tensors, optimizer state and schedules that the client needs in its next round are noted in the store; they
+        become permanent if the server completes the round (:meth:`flsv.training.store.ClientStore.commit`).
 
         Args:
             out: ``[P]``, the tensor to write the client's model into; None: a new tensor.
 
         Returns:
-            The client's update, or None if its model is not finite. The client then counts as not having taken part.
+            The client's update; None if its model is not finite, so that the client counts as absent from the round.
         """
         own, self.context = self._own, None
         local, shared = own.local, self.shared
@@ -289,7 +291,8 @@ class Turn:
             The model ``[P]`` after the uploads.
 
         Raises:
-            ConfigurationError: the uploads are private: epsilon counts one update of a client in a round.
+            ConfigurationError: the uploads include GaussianPrivacy, whose epsilon counts only one update of a client
+                per round.
         """
         if self._config.privacy is not None:
             raise ConfigurationError(
@@ -302,7 +305,7 @@ class Turn:
         return sent
 
     def _reports(self, local: LocalData, own: ClientContext) -> dict[str, Tensor]:
-        """Return the reports of the client algorithm and of all strategies by name.
+        """Return the values, by name, that the client reports to the client algorithm and all other strategies.
 
         Raises:
             RuntimeError: a report's name is not declared in a strategy's ``reports``.
@@ -332,12 +335,13 @@ class Turn:
 
 
 def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = None) -> list[Slot]:
-    """Make the slots for a Trainer's optimizers and learning-rate schedules.
+    """Return the slots that give each client its own optimizer state, learning-rate schedules and optimizer options.
 
     Args:
         trainer: the trainer, with its optimizers set up.
         policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: the clients' numbers of steps. If None, all clients have the same schedules.
+        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
+            clients have schedules of the same length.
 
     Raises:
         ConfigurationError: an optimizer or a scheduler cannot serve several clients.

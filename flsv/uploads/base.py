@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Information for an upload about the update that it changes: the client, the round, the client's stored state.
+    """Context in which an upload changes an update: the client, the round, and the client's stored state.
 
     Args:
         client: the client's id.
@@ -31,8 +31,8 @@ class UploadContext:
         position: index of the upload in the loop's list of uploads.
         start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training; None if it is not known.
-        secret: key of the noise that protects the client. Only the client knows it. It differs between the server's
-            messages and between the client's stored states. If it is empty, as in a simulation, the noise follows from
+        secret: key of the noise that protects the client, which only the client knows. Every message of the server and
+            every stored state of the client has another key. If empty, as in a simulation, the noise follows from
             ``seed``.
     """
 
@@ -146,8 +146,8 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """Return the number that a client reports instead of the true ``value``: each upload's :meth:`Upload.tell` in turn
-    may replace it.
+    """Return the number that a client reports instead of the true ``value``, after the :meth:`Upload.tell` of each
+    upload in turn.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

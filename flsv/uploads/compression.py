@@ -25,15 +25,16 @@ from flsv.utilities.seeding import generator_for
 
 
 class Compression(Upload):
-    """Base class of compression methods. Subclasses override :meth:`compress` and :meth:`size`.
+    """Base class of compression methods.
 
-    The server adds the compressed update to the model that it sent to the client. So compression is refused if clients
-    continue from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA). If there are
-    several compressions, the last of them determines the size.
+    After a client's training :meth:`compress` replaces its update by a compressed one, and :meth:`size` gives the bytes
+    that this takes; subclasses override both. If a loop has several compressions, the size is the last one's. The
+    server adds the compressed update to the model that it sent. So compression is refused if clients continue from
+    models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
 
     Args:
-        error_feedback: whether a client adds the part that it did not send to its next update. Every client then
-            stores one number per parameter.
+        error_feedback: whether a client stores the part of an update that it did not send, one number per parameter,
+            and adds it to its next update.
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
@@ -41,7 +42,7 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """Compress an update, decode it, and return the result ``[N]``, which the server gets, as a new tensor.
+        """Compress an update; return it as the server decodes it, a new tensor ``[N]``.
 
         Args:
             update: the update of the N parameters, ``[N]``, without buffers; not to be changed in place.
@@ -50,11 +51,11 @@ class Compression(Upload):
 
     @abstractmethod
     def size(self, entries: int, entry_bytes: int) -> Traffic:
-        """Return the size of a compressed update in transmission.
+        """Return the traffic, in numbers and in bytes, that one compressed update takes.
 
         Args:
             entries: N, the number of parameters.
-            entry_bytes: bytes of an uncompressed entry.
+            entry_bytes: number of bytes of one parameter without compression.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:

@@ -30,7 +30,7 @@ class Quantized(Compression):
         bucket: number of consecutive entries that share a scale.
         stochastic: True: u is drawn uniformly from [0, 1), which is unbiased. False: u = 1/2, which rounds to the
             nearest integer.
-        error_feedback: whether a client adds the part that it did not send to its next update, see
+        error_feedback: whether a client adds the part that it did not send to the update of its next round, see
             :class:`flsv.uploads.Compression`.
 
     Raises:

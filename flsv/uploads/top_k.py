@@ -26,7 +26,7 @@ class TopK(Compression):
 
     Args:
         share: the share of entries that are sent, in (0, 1]; above 1/2 they take more bytes than the whole update.
-        error_feedback: whether a client adds the part that it did not send to its next update, see
+        error_feedback: whether a client adds the part that it did not send to the update of its next round, see
             :class:`flsv.uploads.Compression`; without it small entries are never sent.
 
     Raises:

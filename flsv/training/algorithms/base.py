@@ -26,7 +26,7 @@ class ClientContext:
         instruction: the server's message to the client.
         local: the client's own data, which can be read in every hook of its algorithm.
         state: tensors that the client keeps between rounds, by name.
-        start: ``[P]``, the model that the client started from.
+        start: ``[P]``, the model that the client started from, as a vector of all shared parameters and buffers.
         num_steps: number of optimizer steps so far.
         lr_sum: sum of the learning rates of these steps.
         optimizer: the optimizer that takes the present step; None before the first step.
@@ -38,11 +38,12 @@ class ClientContext:
         epoch: the local epoch, from 0, of the present step.
         trained: ``[P]``, the model that the client has trained; None before the end.
         sent: ``[P]``, the model that the client sends, after the uploads (compression, noise); None before the end.
-            Compute reports from this model: reports computed from ``trained`` would reveal what noise hides, and would
-            not belong to the model that the server receives.
-        upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, and keeps
-            the uploads' state under ``name``. Before the end of training it returns the model unchanged; beside
-            :class:`flsv.privacy.GaussianPrivacy` it raises ConfigurationError.
+            Compute reports from this model, which the server receives: reports computed from ``trained`` would reveal
+            what noise hides.
+        upload: ``upload(vector, start, name)`` applies the uploads (compression, noise) to another model ``[P]`` of
+            this client, which was trained from ``start``, and returns the result. The uploads' own state for this model
+            is kept under ``name``. Before the end of training the model is returned unchanged; with
+            :class:`flsv.privacy.GaussianPrivacy` the call raises ConfigurationError.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of parameters in a model's vector ``[P]``; they are its first entries, buffers follow."""
+        """Return how many entries of a model's vector ``[P]`` are parameters; they come first, buffers follow."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
@@ -82,24 +83,23 @@ class ClientContext:
         return self.instruction.tensors[name]
 
     def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-        """Return the entries of a vector that belong to ``parameters``, one tensor per parameter, in the parameter's
-        shape and dtype.
+        """Split a vector into one tensor per parameter, in the parameter's shape and dtype.
 
-        The tensors are views of the vector where its dtype is the parameter's.
+        The tensors are views of the vector if its dtype is the parameter's, and converted copies otherwise.
 
         Args:
             vector: a vector ``[P]``, or only its first ``num_parameters`` entries.
-            parameters: parameters of the client's module that are shared with the server.
+            parameters: the parameters to return tensors for, in this order; they must be shared with the server.
         """
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
     def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-        """Return a new vector ``[num_parameters]`` that holds one tensor, such as a gradient, per parameter.
+        """Write one tensor per parameter, such as its gradient, into a new vector ``[num_parameters]``.
 
         Args:
             parameters: shared parameters of the client's module.
-            tensors: one tensor per parameter, in the parameter's shape; None stands for zeros.
+            tensors: for each of these parameters, a tensor in its shape; None stands for zeros.
 
         Returns:
             The vector; the entries of all parameters that are not in ``parameters`` are 0.
@@ -116,29 +116,29 @@ class ClientContext:
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Select the parameters that are shared with the server, and return them and their gradients, two lists."""
+        """Return two lists: the ``parameters`` that are shared with the server, and their entries of ``gradients``."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 
     def own_model(self, name: str) -> Tensor:
-        """Return a second model ``[P]`` of the client's own, to change in place.
+        """Return a model ``[P]`` that the client trains beside the federation's model (Ditto's personal model).
 
-        The model is kept in the client's state under ``name`` from round to round, and is saved with the run. At first
-        it is a copy of the model that the client started from."""
+        Change the returned tensor in place: the client's state keeps it under ``name`` from round to round, and it is
+        saved with the run. At first it is a copy of the model that the client started from."""
         if name not in self.state:
             self.state[name] = self.start.clone()
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Return an endless iterator over further training batches of the client, as ``training_step`` gets them.
+        """Return an endless iterator over training batches of the client, in the form in which ``training_step`` gets
+        them.
 
-        It passes over the training samples again and again, each time in another random order, which depends on
-        ``name``, the run's seed, the round and the client only. A second call in the same round returns the same
-        iterator."""
+        It draws from the training samples independently of the Trainer's batches: it passes over the samples again and
+        again, each time in another random order, which depends on ``name``, the run's seed, the round and the client
+        only. A second call in the same round returns the same iterator."""
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
-        """Make the iterator of :meth:`own_batches`."""
         told = self.instruction
         for epoch in count():
             path = name, told.round_index, told.client_id, epoch
@@ -151,15 +151,16 @@ class ClientContext:
                 yield found[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a batch and its gradient at another model of the same structure.
+        """Compute the loss of ``model`` on a batch, and the gradient of this loss with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
         buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
         stream, so that the client's training is not affected.
 
         Args:
-            model: ``[P]``, the other model. Its buffers (BatchNorm's statistics) are updated in place, its parameters
-                are not. Parameters that are not shared with the server are taken from the client's module.
+            model: ``[P]``, a model of the module's structure. Its buffers (BatchNorm's statistics) are updated in
+                place, its parameters are not. Parameters that are not shared with the server are taken from the
+                client's module.
             batch: the batch of :meth:`ClientAlgorithm.begin_batch`, or one of :meth:`own_batches`.
 
         Returns:
@@ -200,13 +201,14 @@ class ClientContext:
 class ClientAlgorithm(Strategy):
     """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
 
-    Methods that take a :class:`ClientContext` run at a client: they may use their own arguments and the constructor's
-    arguments, and nothing else. Keep a client's state in ``context.state``, and declare the names of its reports in
-    ``reports``. The methods of :class:`flsv.core.strategy.Strategy`, except ``report``, run at the server.
+    While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client.
+    There one object may serve many clients: read only constructor arguments from ``self``, and keep a client's tensors
+    in ``context.state``. The names of the values that clients report are declared in ``reports``. The methods of
+    :class:`flsv.core.strategy.Strategy` are called at the server, except ``report``.
 
     Attributes:
-        uses: the name of the second model (:meth:`ClientContext.own_model`) that a client uses and is tested with;
-            None if there is no second model, see :func:`used_model`.
+        uses: the name of the client's own model (:meth:`ClientContext.own_model`) with which the client predicts and is
+            tested; None if it uses the model that the personalizer or the server gives it, see :func:`used_model`.
     """
 
     uses: ClassVar[str | None] = None
@@ -217,12 +219,13 @@ class ClientAlgorithm(Strategy):
     entrywise: ClassVar[bool] = False
 
     def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
-        """Change gradients in place before an optimizer step, entry by entry.
+        """Change gradients in place before an optimizer step, each entry independently of all others.
 
-        If ``entrywise`` is True, this is called instead of :meth:`gradients` for the rows of a batched model.
+        If the class sets ``entrywise``, this method takes the place of :meth:`gradients` where models of many
+        coalitions are trained at once, stacked along a first dimension.
 
         Args:
-            parameters: the trained parameters of one model, or of many models, stacked along the first dimension.
+            parameters: the trained parameters of one model, or of many stacked models.
             starts: the same parameters at the start of the client's training in this round.
             gradients: the parameters' gradients.
         """
@@ -276,17 +279,19 @@ class ClientAlgorithm(Strategy):
         This is called before :meth:`end_client`, and also if the trained model is not finite or training has failed."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """Return the client's reports to the server after its training: a mapping from names in ``reports`` to values.
+        """Return ``{name: value}``, the values that the client reports to the server after its training; the names are
+        those in ``reports``.
 
         ``context.trained`` and ``context.sent`` are set. This is not called if the trained model is not finite."""
         return {}
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """Return the model ``[P]`` that a client uses and is tested with; called at the client.
+    """Return the model ``[P]`` that a client predicts and is tested with; called at the client.
 
-    This is the client algorithm's second model if the client has one, else the personalizer's model, else the model
-    that the server sends.
+    This is the client's own model that the client algorithm names in :attr:`ClientAlgorithm.uses`, if the client has
+    one already; otherwise the personalizer's model for the client; without a personalizer the model that the server
+    sends.
 
     Args:
         local: the client's data and state.
@@ -294,7 +299,7 @@ def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[s
         strategies: the federation's strategies by name.
 
     Returns:
-        The model, or None if there is none of the three.
+        The model, or None if the client has none of these models.
     """
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:

@@ -28,8 +28,8 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """FedDyn's clients: client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2, starting from x, which gives w_i, and
-    then updates g_i <- g_i - alpha (w_i - x).
+    """FedDyn's clients: client i trains from x a model w_i with the loss L_i(w) - <g_i, w> + alpha/2 |w - x|^2, and
+    then sets g_i <- g_i - alpha (w_i - x).
 
     L_i is the client's loss and x the global model of the round. g_i is 0 at first and converges to the gradient of L_i
     at the federation's final model; it is kept in the client's state. Clients send only w_i.

@@ -22,8 +22,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedRep(ClientAlgorithm):
-    """FedRep's clients: each trains its own parameters (the head) in the first ``head_epochs`` local epochs, then the
-    shared parameters (the body).
+    """FedRep's clients: in the first ``head_epochs`` local epochs of a round a client trains only the parameters that
+    it does not share (the head), then only the shared ones (the body).
 
     The parameters that an epoch does not train have no gradient in it, so that the optimizer does not change them, not
     even by weight decay. An optimizer step over several batches (``accumulate_grad_batches``) belongs to the epoch of

@@ -42,7 +42,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
-#: Key in the client's state of the class of each training sample, as it was in the sample's last batch.
+#: Key in the client's state of a tensor with each training sample's class, as it was in the sample's last batch.
 CLASSES = "in_run_classes"
 #: Stands for the class of a sample that was in no batch so far.
 UNSEEN = torch.iinfo(torch.long).min
@@ -54,7 +54,8 @@ _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
-    """Clients that compute the values of their samples for :class:`flsv.metrics.InRunShapley`, a metric of the loop.
+    """Client algorithm that computes the in-run Shapley values of a client's samples, for the metric
+    :class:`flsv.metrics.InRunShapley`.
 
     The server sends the gradient of the validation loss, which has the size of the model; each client reports its
     samples' values, summed by class: one number for each of the M classes. The values of single samples, summed over
@@ -68,8 +69,9 @@ class InRunValues(ClientAlgorithm):
     must not change the order of a batch's samples; without classes such a change is not detected.
 
     Args:
-        every: compute values in one of every ``every`` steps, and divide them by the share of these steps. The first of
-            these steps changes from round to round; a client with few steps may have none of them in a round.
+        every: compute values in every ``every``-th optimizer step only, and scale their sum up to all steps of the
+            round. The first of these steps changes from round to round; a client with few steps may have none in a
+            round.
 
     Raises:
         ConfigurationError: Before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
@@ -279,7 +281,8 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Raise ConfigurationError unless the samples' products of the first step sum to <g, gradient of the step>."""
+        """Check that the samples' ghost products of the first step sum to <g, gradient of the step>, with g the
+        gradient of the validation loss; else raise ConfigurationError."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)

@@ -22,12 +22,13 @@ from flsv.utilities.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
-    """Per-FedAvg's clients: each step descends the loss f that the model w has after an inner gradient step,
+    """Per-FedAvg's clients: each optimizer step lowers not the loss f of the model w, but the loss of w~, the model
+    after one more gradient step:
 
         w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D'),
 
     where D, D' and D'' are three batches of the client, H is the Hessian of f, and beta the learning rate of the
-    module's optimizer. After training, fine-tune the global model by one inner step to get a client's own model.
+    module's optimizer. To get a client's own model, take one such step (w~) from the global model after training.
 
     Args:
         alpha: the length of the inner step, above 0.

@@ -30,10 +30,10 @@ class MoreauSGD(torch.optim.Optimizer):
         theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
 
     f is the loss. The parameters hold theta, and w starts as a copy of theta when a client starts. After a client's
-    training in a round the loop calls :meth:`upload_parameters`: the server averages w, and the client keeps theta, so
-    evaluate the clients with ``ClientEvaluation(models="trained")``. Do not use ``accumulate_grad_batches``, which
-    would add up gradients over the inner steps, or ``FederatedLoop(optimizer_state="persist")``, with which w would
-    continue from the client's last round. BatchNorm's statistics come from theta's forward passes, and are shared.
+    training in a round the loop calls :meth:`upload_parameters`: the server averages w, and the client keeps theta. To
+    evaluate theta, use ``ClientEvaluation(models="trained")``. Do not use ``accumulate_grad_batches``, which would add
+    up gradients over the inner steps, or ``FederatedLoop(optimizer_state="persist")``, with which w would continue from
+    the client's last round. BatchNorm's statistics come from theta's forward passes, and are shared.
 
     A batch costs ``inner_steps`` forward and backward passes: compare with other methods at equal numbers of passes.
 
@@ -93,13 +93,15 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
-        """Take a batch's ``inner_steps`` steps of theta and its step of w.
+        """Train on one batch: take ``inner_steps`` steps of the personalized weights theta, then one step of the shared
+        weights w.
 
         Args:
-            closure: clears the gradients, computes the loss and its gradients, and returns the loss.
+            closure: function that clears the gradients, computes the batch's loss and its gradients, and returns the
+                loss.
 
         Returns:
-            The loss before the last of the inner steps.
+            The loss at the theta from which the last of the ``inner_steps`` steps starts.
 
         Raises:
             ConfigurationError: ``closure`` is None.
@@ -122,7 +124,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def upload_parameters(self) -> None:
-        """Write the shared weights w, which the server averages, into the parameters."""
+        """Overwrite the parameters, which hold theta, with the shared weights w, which the server averages."""
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta in self.state:

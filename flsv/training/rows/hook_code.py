@@ -1,4 +1,4 @@
-"""Inspection of a hook's code: does the hook only compute and log, or may it change the training?"""
+"""Inspection of a hook's code, to find out whether the hook only computes and logs, or may change the training."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics
 def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
     """Return whether a hook of a module or a callback may change the training depending on validation scores.
 
-    The answer is True if the hook's code reads a validation score. It is also True if a hook that runs after the
-    round's training stores an attribute, or calls anything that does more than compute and log; and if there is no
-    Python code to inspect. Hooks that Lightning, torch or flsv define are not inspected.
+    The hook's code is inspected: the answer is True if it reads a validation score, or if it is not Python code. It is
+    also True if a hook that runs after the round's training stores an attribute or uses names that do more than
+    compute, log and collect outputs. Hooks that Lightning, torch or flsv define are not inspected.
 
     Args:
         part: the module or the callback.
         hook: the hook's name.
-        proved: whether a coalition is also trained alone, to compare the results. Then only reading a score counts.
+        proved: whether a coalition is also trained alone and the results are compared. The answer is then True only if
+            the hook reads a validation score.
 
     Example:
         >>> class Logs(nn.Module):
@@ -64,13 +65,13 @@ def _stores(codes: Sequence[CodeType]) -> bool:
 
 
 def _acts(part: Any, name: str) -> bool:
-    """Return whether ``name``, which occurs in the code of a hook of ``part``, may do more than compute and log."""
+    """Return whether a hook of ``part`` that uses ``name`` may do more than compute, log and collect outputs."""
     return name not in _LOGGING and not _is_record(part, name)
 
 
 def _own(part: Any, hook: str) -> Iterator[Any]:
-    """Yield the functions named ``hook`` of ``part``: the attribute of the object itself, then the methods of its
-    classes. Classes of Lightning, torch and flsv are left out."""
+    """Yield the functions that define ``hook`` of ``part``: its instance attribute, if it has one, and the methods of
+    its classes, except classes of Lightning, torch and flsv."""
     if hook in vars(part):
         yield vars(part)[hook]
     for kind in type(part).__mro__:
@@ -89,7 +90,7 @@ def _codes(function: Any) -> Iterator[CodeType]:
 
 
 def _is_record(part: Any, name: str) -> bool:
-    """Return whether ``part`` is a module and its attribute ``name`` a metric, a list or a dictionary. A hook that uses
-    such an attribute is assumed to collect outputs."""
+    """Return whether ``part`` is a module whose attribute ``name`` is a metric, a list or a dictionary. A hook that
+    uses such an attribute is assumed to collect outputs in it."""
     value = getattr(part, name, None) if isinstance(part, nn.Module) else None
     return isinstance(value, (Metric, MetricCollection, list, dict, nn.ModuleDict, nn.ModuleList))

@@ -36,17 +36,17 @@ ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam
 
 
 class RowTraining:
-    """Training of m models of one structure side by side, each as one row of stacked tensors ``[m, ...]``.
+    """Training of m models of one structure at once. Each model is a row, an index along the first dimension, of
+    stacked tensors ``[m, ...]``.
 
     Args:
         module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must not
             read a tensor's values (``.item()``), and may change nothing in the module but buffers.
         optimizer: an elementwise optimizer (:func:`is_elementwise`) of the module's parameters; its class and options
             are used, its state is not changed.
-        clip: a function that clips gradients ``[m, ...]``, by name and in place, before a step, see :func:`clipping`;
-            None: no clipping.
-        frozen: names of parameters that are not trained, such as those without a gradient or without an entry in the
-            rows' states.
+        clip: a function that clips stacked gradients in place before a step, see :func:`clipping`; None: no clipping.
+        frozen: names of parameters that are not trained, such as parameters without a gradient, or parameters that have
+            no entry in ``states`` of :meth:`train`.
         shared: whether all rows take the same batches. The rows then draw the same random numbers; rows with batches of
             their own must not draw random numbers.
         change: the method ``change`` of a :class:`flsv.training.algorithms.ClientAlgorithm`, which changes all rows'
@@ -155,11 +155,11 @@ class RowTraining:
         return self._step(self.states, batch)[0]
 
     def take(self, gradients: State, active: int | None = None) -> None:
-        """Take an optimizer step of the rows, with the options that schedulers have set in the module's optimizer.
+        """Let the optimizer step on the rows, with the options (learning rate) that the module's optimizer has now.
 
         Args:
-            gradients: gradients of the stepping rows by parameter name; they are changed and clipped in place.
-            active: take the step of the first ``active`` rows only; None: of all rows.
+            gradients: gradients of these rows by parameter name; ``change`` and ``clip`` change them in place.
+            active: step on the first ``active`` rows only; None: on all rows.
         """
         self._stacked.follow(self.optimizer)
         if self._change is not None:
@@ -170,7 +170,7 @@ class RowTraining:
         self._stacked.step(active, gradients)
 
     def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
-        """Compute the gradients of the rows that still train, with one call for all batches of one size.
+        """Compute the gradients of the rows that still have batches; batches of one size are computed together.
 
         Args:
             now: parameters and buffers of these rows by name; buffers are updated in place.
@@ -199,7 +199,7 @@ class RowTraining:
 
 
 def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
-    """Return m models, given as vectors, as stacked parameters and buffers ``[m, ...]`` by name.
+    """Convert m models from vectors into stacked parameters and buffers ``[m, ...]`` by name.
 
     Args:
         space: the map between the module and its vectors ``[P]``.
@@ -213,7 +213,7 @@ def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State
 
 
 def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
-    """Return m models, given as stacked parameters and buffers, as vectors ``[m, P]``: the inverse of ``states_of``.
+    """Convert m models from stacked parameters and buffers into vectors ``[m, P]``: the inverse of ``states_of``.
 
     Args:
         space: the map between the module and its vectors ``[P]``.
@@ -224,15 +224,15 @@ def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
 
 
 def _rows(states: State, index: Tensor) -> State:
-    """Return copies of the rows with the given indices."""
+    """Return copies of the models at the indices ``index``, out of stacked tensors by name."""
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models. The last ones may end their training before the first ones.
+    """Optimizer of m stacked models, sorted by their numbers of steps: models at the end stop stepping first.
 
     Args:
-        like: an optimizer whose class and options are used.
+        like: optimizer of one model, whose class and options are copied.
         groups: for each parameter group of ``like``, the names of the parameters to train.
         stacked: the models' parameters and buffers ``[m, ...]`` by name; parameters are changed in place.
     """
@@ -253,8 +253,8 @@ class StackedOptimizer:
         """Take an optimizer step.
 
         Args:
-            active: take the step of the first ``active`` models only; None: of as many as in the last step. The other
-                models have ended and never step again.
+            active: step on the first ``active`` models only, now and later, since the other models have taken all their
+                steps; None: on as many as in the last step.
             gradients: gradients ``[active, ...]`` by parameter name.
         """
         if active is not None and active != self._active:
@@ -264,7 +264,7 @@ class StackedOptimizer:
         self._optimizer.step()
 
     def follow(self, like: Optimizer) -> None:
-        """Copy the options that schedulers change, such as the learning rate, from another optimizer's groups."""
+        """Copy the options that schedulers change, such as the learning rate, from the optimizer ``like``."""
         for group, theirs in zip(self._optimizer.param_groups, like.param_groups):
             group.update({name: value for name, value in theirs.items() if name in SCHEDULED})
 
@@ -363,7 +363,7 @@ class GivenBatches:
 
 
 class SharedBatches:
-    """Batches that all rows of a batched model share.
+    """Batches on which all rows, that is, stacked models, train.
 
     Args:
         batches: the batches, in the form in which ``training_step`` gets them.

@@ -84,7 +84,7 @@ def moves_batches(trainer: L.Trainer) -> bool:
 def not_batched(
     trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
 ) -> str | None:
-    """Explain why models of a fit cannot be trained as rows of one batched model, and what to do.
+    """Explain why models of a fit cannot be trained at once as rows of one batched model (stacked tensors).
 
     Args:
         trainer: the trainer, with its optimizers set up.
@@ -94,8 +94,8 @@ def not_batched(
         accumulates: whether the caller can accumulate gradients over batches.
 
     Returns:
-        The reason and the remedy, for an error message; None if no reason is found. Only a trial can then prove that
-        it is possible (:mod:`flsv.training.rows.row_trial`).
+        The reason and the remedy, for an error message; None if no reason is found. Then only a trial of a few steps
+        can show whether the rows train like single models, see :mod:`flsv.training.rows.row_trial`.
     """
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
@@ -115,7 +115,7 @@ def not_batched(
 
 
 def _not_by_optimizer(trainer: L.Trainer) -> str | None:
-    """Return why the fit's optimizers do not allow rows of one batched model, and what to do; None if they allow it."""
+    """Return why the optimizers prevent the training of stacked models, and the remedy; None if they do not."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
@@ -131,7 +131,7 @@ def _not_by_optimizer(trainer: L.Trainer) -> str | None:
 
 
 def _not_by_hooks(trainer: L.Trainer) -> str | None:
-    """Return why hooks or embeddings do not allow rows of one batched model, and what to do; None if they allow it."""
+    """Return why hooks or embeddings prevent the training of stacked models, and the remedy; None if they do not."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     embeddings = (
         (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -148,8 +148,8 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
 
 
 def not_by_rounds(trainer: L.Trainer) -> str | None:
-    """Return why coalitions' models cannot use the learning rates that the federation's schedulers set between rounds;
-    None if they can."""
+    """Return why a learning-rate scheduler cannot serve the coalitions' models as well as the federation's; None if all
+    can. It cannot if it steps by a monitored value (ReduceLROnPlateau), which differs between coalitions."""
     plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
     if plateau:
         return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
@@ -157,16 +157,16 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 
 
 def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
-    """Return which hook may change the training depending on the validation scores of the federation's model.
+    """Find a hook that may change the training depending on the validation scores of the federation's model.
 
-    With such a hook coalitions cannot be trained beside the federation: each coalition's model has scores of its own.
+    With such a hook, coalitions cannot be trained beside the federation: each coalition's model has other scores.
 
     Args:
         trainer: the trainer.
         proved: see :func:`flsv.training.rows.hook_code.hook_adapts`.
 
     Returns:
-        The reason and the remedy, for an error message; None if hooks only log.
+        The reason, which names the hook, and the remedy, for an error message; None if there is no such hook.
     """
     for part in (trainer.lightning_module, *callbacks_of(trainer)):
         for hook in HOOKS_OF_VALIDATION:
@@ -179,16 +179,16 @@ def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
 
 
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
-    """Yield the callbacks of a trainer that define hooks which may change the training.
+    """Find the callbacks of a trainer that define one of ``hooks``, and may thus change the training.
 
-    Hooks of flsv's own callbacks and of the callbacks in :data:`OF_THE_RUN` are known to change nothing.
+    Hooks that flsv's own callbacks or the callbacks in :data:`OF_THE_RUN` define change nothing, and are left out.
 
     Args:
         trainer: the trainer.
         hooks: names of the hooks to look for.
 
     Yields:
-        A callback, and the names of the hooks that it defines.
+        For each such callback: the callback, and the names of these hooks.
     """
     for callback in callbacks_of(trainer):
         found = [hook for hook in hooks if not _harmless(callback, hook)]
@@ -197,9 +197,9 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches the run or ends it, so that a coalition's own fit leaves it out.
+    """Return whether a callback only watches or ends the run; it is left out when a coalition is trained alone.
 
-    Such a callback is one of :data:`OF_THE_RUN`, or of a subclass that adds no hook.
+    Its class is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
 
     Example:
         >>> class Stops(EarlyStopping):

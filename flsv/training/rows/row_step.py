@@ -45,7 +45,8 @@ _AT_ONCE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchIndex:
-    """Stand-in for ``batch_idx`` that refuses to be read: clients are at different batches at the same time."""
+    """Stand-in for ``batch_idx`` that raises an error when it is read, because clients are at different batches at a
+    time."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -106,8 +107,8 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether all trained parameters belong to linear layers, and autocast is off: it would round a product
-        of stacked weights differently from a product of one layer's weights."""
+        """Return whether all trained parameters belong to linear layers and autocast is off. (Autocast would round a
+        product of stacked weights differently from a product of one layer's weights.)"""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         rounded = any(map(torch.is_autocast_enabled, devices))
@@ -115,19 +116,19 @@ class RowStep:
 
     @cached_property
     def _of_many(self) -> Any:
-        """Return ``vmap`` of :meth:`_of_one` or, unless only linear layers are trained, of its gradient and value."""
+        """Return :meth:`_of_one`, with ``vmap`` over models; with gradients, unless only linear layers are trained."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
         return vmap(of_one, dims, randomness=randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Compute the gradients and losses of m models on one batch each.
+        """Compute the gradients and losses of m models, each on its own batch or all on the same.
 
         Args:
             states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
                 use the module's own. Buffers are updated in place.
             batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch. If memory
-                runs out on a shared batch, one half of the models steps after the other.
+                runs out on a shared batch, fewer models are computed at once.
 
         Returns:
             Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
@@ -152,8 +153,8 @@ class RowStep:
         )
 
     def _tried(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
-        """Compute gradients and losses. If memory runs out, return None and let half as many models step at once from
-        now on."""
+        """Compute gradients and losses of ``states``; if memory runs out, return None, and from now on step half as
+        many models at once."""
         rows = len(next(iter(states.values())))
         try:
             return self._step(states, batch)
@@ -221,8 +222,8 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return the names of each parameter and buffer in a :class:`_Stepped` module, ``{name in the module: names}``;
-    tied weights have several. A layer that is registered under several names counts once."""
+    """Return ``{name in module: names in _Stepped(module)}`` for each parameter and buffer; tied weights have several
+    names. A layer that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -233,7 +234,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers with given weights W compute ``(W x^T)^T + b`` for inputs x and biases b."""
+    """Mode in which linear layers compute x W^T + b as (W x^T)^T + b, which is faster for stacked weights W."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -251,7 +252,8 @@ class _WeightFirst(TorchFunctionMode):
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
     """Allow training steps of many stacked models within this context, in the trainer's precision.
 
-    Steps do not log, torchmetrics do not count, and the trainer's attributes that belong to one client are refused.
+    Within it, steps do not log, torchmetrics do not count, and access to attributes of the trainer that belong to a
+    single client is an error.
 
     Raises:
         NotBatched: torch.func cannot compute a step, or a step reads a refused attribute.
@@ -263,8 +265,9 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
-    """Raise NotBatched for any error within this context except a lack of memory, and at its end if the module's
-    attributes have changed or random numbers were drawn.
+    """Check that the code within this context has no effects that stacked models would share: raise NotBatched if it
+    fails (except for lack of memory), changes the module's attributes, or draws from other random generators than
+    ``draws``.
 
     Args:
         module: the module.
@@ -314,7 +317,7 @@ class NotBatched(ConfigurationError):
 
 
 def refusal(module: nn.Module, reason: str) -> NotBatched:
-    """Return the error which says that a module's training steps cannot be batched, and why."""
+    """Return a NotBatched error whose message names the module and ``reason``."""
     error = NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Use engine="sequential", or change that.'
@@ -346,7 +349,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Make a module's torchmetrics do nothing and return 0 within this context: their states cannot be stacked."""
+    """Let a module's torchmetrics do nothing and return 0 within this context, since their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):

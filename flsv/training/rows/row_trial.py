@@ -67,8 +67,8 @@ def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Co
 
 
 def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
-    """Return the names of up to three parameters, buffers, numbers or tensors of the module that validation changes, as
-    text; the text is empty if there are none. Lists, in which a module collects outputs, may change."""
+    """Return, as text, the names of up to three parameters, buffers, numbers or tensors of the module that a validation
+    changes; an empty text if there are none. Lists may change: modules collect outputs in them."""
     module, limit = trainer.lightning_module, trainer.limit_val_batches
     if not is_overridden("validation_step", module, L.LightningModule) or not limit:
         return ""
@@ -102,7 +102,7 @@ def try_rows(
         space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
         shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
-        unstacked: names of parameters and buffers that are the same at all clients, so that rows share them.
+        unstacked: names of parameters and buffers that are equal in all rows, so that one copy serves all.
         draws: the global generators that a step may draw from, of :data:`flsv.training.rows.step_watch.GENERATORS`.
 
     Returns:
@@ -142,7 +142,8 @@ def try_rows(
 def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
     """Return a stand-in for a trainer with copies of its module and its optimizer.
 
-    The copy has the schedules' base learning rates: with a warm-up from 0, a trial would find no differences."""
+    The copied optimizer has the schedules' base learning rates: at a learning rate of 0 (warm-up) a trial would find no
+    differences."""
     module = trainer.lightning_module
     with refusing(module):
         copied = fresh_copy(module, space, space.read(module), {})
@@ -232,7 +233,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
         The loss of each batch, and the names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: a step fails, or other parameters have no gradient in one batch than in another.
+        NotBatched: a step fails, or the parameters that have no gradient differ between batches.
     """
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []

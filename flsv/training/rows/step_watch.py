@@ -54,7 +54,7 @@ class Watch:
         return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
 
     def values_changed(self) -> list[str]:
-        """Return the names of the attributes that are numbers, words or tensors and have changed since the snapshot."""
+        """Return the names of the numbers, strings and tensors among the attributes that changed since the snapshot."""
         changed = [name for name, mark in self._kept() if mark != self._before.get(name)]
         layers = dict(self._module.named_modules())
         held = {name: vars(layers[name.rpartition(".")[0]]).get(name.rpartition(".")[2]) for name in changed}
@@ -73,7 +73,7 @@ class Watch:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    """Return a fingerprint of a value, which is another one after the value, or an object in it, has changed.
+    """Return a fingerprint of a value: it differs from an earlier one if the value, or an object in it, has changed.
 
     Args:
         value: the value of an attribute.
