@@ -122,7 +122,7 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
         except subprocess.TimeoutExpired:
             kills += 1
             if not kill(process, draw):
-                return kills, f"a process stays alive: {output.read_text()[-3000:]}"
+                return kills, f"a process stays alive: {output.read_text().split('Extension modules:')[-2][-3000:]}"
             if process.returncode == 0:  # it was done, or says so
                 return kills, ""
 
