@@ -48,10 +48,10 @@ ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 @checked
 @dataclass(frozen=True)
 class Federation:
-    """Federation of the benchmark.
+    """Federation of the benchmark, as a YAML file describes it.
 
     Args:
-        name: name of the file without its ending.
+        name: name of the YAML file without its ending.
         title: description of the federation in words.
         set: ``"tuning"``: used for design choices in flsv; ``"held_out"``: not used for any choice; ``"fresh"``:
             created after the last choice, with data on which metrics often fail, and evaluated only once. A file
@@ -62,7 +62,7 @@ class Federation:
         performance: score of a model on the server's validation set, see :mod:`flsv.games.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better; None: as the
             performance defines.
-        bad: ``{kind: clients}``, the numbers of the bad clients by kind of badness.
+        bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
         circles: 0 if the ground truth uses all 2^n coalitions of the n clients. For more than about ten clients: the

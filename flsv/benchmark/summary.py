@@ -214,10 +214,11 @@ def by_federation(scores: DataFrame) -> DataFrame:
 def costs(
     federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Cost]:
-    """Measure the cost of every metric in a fit with this metric alone.
+    """Measure the cost of every metric per round, in a fit with this metric alone.
 
-    For a metric that is computed once from the data, the time is divided by the number of rounds. For a metric with a
-    client algorithm, it is the time by which the fit takes longer than a fit without metrics.
+    The cost is the time that the metric itself takes. For a metric that is computed once from the data, this time is
+    divided by the number of rounds. For a metric with a client algorithm, the cost is the time by which a round takes
+    longer than a round of a fit without metrics.
 
     Args:
         federation: the federation in which costs are measured.

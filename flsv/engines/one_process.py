@@ -249,7 +249,8 @@ class OneProcess:
         """Score each client's own model on the client's own test split.
 
         Args:
-            instruct: a function that returns the server's next instructions for some clients.
+            instruct: a function that returns the instructions of the server's next round for given clients. A client's
+                own model may depend on them, as with personalization.
 
         Returns:
             ``{name of the score: scores [n]}`` of the federation's n clients.

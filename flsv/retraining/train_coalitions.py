@@ -32,15 +32,18 @@ class Trainings(Fits, Protocol):
     """A place where coalitions are trained by fits, or as rows of one batched model."""
 
     def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
-        """Train the coalitions ``masks [K, n]`` as rows of one batched model, and return their utilities ``[K, C]``.
+        """Train the coalitions ``masks [K, n]`` as rows of one batched model, and return their utilities.
 
         Args:
             masks: the coalitions.
             seed: the seed of the trainings.
-            compare: whether to check the trainings against fits.
+            compare: whether to train the full coalition and one drawn at random by fits, too, and to compare the models.
+
+        Returns:
+            Float64 ``[K, C]``, for C performances.
 
         Raises:
-            NotSideBySide: the coalitions cannot be trained so.
+            NotSideBySide: the coalitions cannot be trained as rows, or the compared models differ.
         """
 
 

@@ -69,12 +69,13 @@ class SharedModule:
         self.next_buffers = None
 
     def begin_turns(self) -> None:
-        """Store the counters and masks that all clients start with, before the first client trains."""
+        """Copy the state that is not in the module's vector (step counters, pruning masks) before the first client trains.
+        Each client starts from this copy."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Restore the counters and masks of the round's start, in place of the last client's, after its training."""
+        """Write the copied counters and masks back into the module after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 

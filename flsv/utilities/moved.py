@@ -63,7 +63,12 @@ def _today(name: str) -> str:
 
 
 def moved_class(package: str, name: str) -> Any:
-    """Return the class that a package has had under a name in 1.1, for the package's ``__getattr__``."""
+    """Return the class that ``package.name`` was in flsv 1.1, with a DeprecationWarning; called by the package's
+    ``__getattr__``.
+
+    Raises:
+        AttributeError: there was no such class, or it has not moved.
+    """
     old = f"{package}.{name}"
     if not (today := MOVED_CLASSES.get(old)):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

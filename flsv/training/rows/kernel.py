@@ -129,7 +129,7 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def begin(self, states: State) -> None:
-        """Begin to train new rows.
+        """Set the models (rows) that the next steps train, with a fresh state of their optimizer.
 
         Args:
             states: the rows' parameters and buffers by name, ``[m, ...]``, which training changes in place.
