@@ -37,7 +37,8 @@ class Trainings(Fits, Protocol):
         Args:
             masks: the coalitions.
             seed: the seed of the trainings.
-            compare: whether to train the full coalition and one drawn at random by fits, too, and to compare the models.
+            compare: whether to train the full coalition and one drawn at random by fits, too, and to compare their
+                models.
 
         Returns:
             Float64 ``[K, C]``, for C performances.

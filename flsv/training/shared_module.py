@@ -69,7 +69,7 @@ class SharedModule:
         self.next_buffers = None
 
     def begin_turns(self) -> None:
-        """Copy the state that is not in the module's vector (step counters, pruning masks) before the first client trains.
+        """Copy the state that is not in the module's vector, counters and pruning masks, before the first client trains.
         Each client starts from this copy."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()

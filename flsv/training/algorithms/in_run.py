@@ -60,7 +60,8 @@ class InRunValues(ClientAlgorithm):
     The server sends the gradient of the validation loss, which has the size of the model; each client reports its
     samples' values, summed by class: one number for each of the M classes. The values of single samples, summed over
     rounds, stay at the client: as the tensor ``in_run_values`` in its state, in the order of its training samples, and
-    as the file ``in_run_values.csv`` in its folder, written in the rounds in which the run draws pictures (``Reporting.figures``).
+    as the file ``in_run_values.csv`` in its folder, written in the rounds in which the run draws pictures
+    (``Reporting.figures``).
 
     Each step in which values are computed costs one more forward pass of every trained layer (with LoRA, of the
     adapters alone).
@@ -78,8 +79,8 @@ class InRunValues(ClientAlgorithm):
             and one momentum, without ``nesterov``, ``dampening`` and ``maximize``; or updates get noise for privacy,
             which the reported values would not get. Before the first step: there is no ``InRunShapley`` metric, a layer
             mixes a batch's samples (BatchNorm), or batches have no classes. After the first backward pass: the
-            gradients differ from those that follow from the layers' inputs and outputs, since the loss has a term of its
-            own in the parameters, or is scaled. After a later pass over a client's samples: a sample's class has
+            gradients differ from those that follow from the layers' inputs and outputs, since the loss has a term in
+            the parameters themselves, or is scaled. After a later pass over a client's samples: a sample's class has
             changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
 
     Example:
