@@ -69,8 +69,8 @@ class SharedModule:
         self.next_buffers = None
 
     def begin_turns(self) -> None:
-        """Copy the state that is not in the module's vector, counters and pruning masks, before the first client trains.
-        Each client starts from this copy."""
+        """Copy the state that is not in the module's vector (counters, pruning masks) before the first client
+        trains. Each client starts from this copy."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
