@@ -100,9 +100,10 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     if not found:
         where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
         raise ConfigurationError(f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out.")
-    ages = {path: age for path in found if (age := _age(path)) is not None}
-    of_time = {path: path.stat().st_mtime_ns for path in found}
-    newest = max(found, key=lambda path: ages[path] if len(ages) == len(of_time) else of_time[path])
+    ages: dict[Path, Any] = {path: _age(path) for path in found}
+    if None in ages.values():  # not all are in folders that Lightning numbers
+        ages = {path: path.stat().st_mtime_ns for path in found}
+    newest = max(found, key=ages.__getitem__)
     if word == "last":
         return newest
     options = {} if weights_only is None else {"weights_only": weights_only}
