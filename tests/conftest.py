@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 
 torch.set_num_threads(1)
@@ -32,9 +33,15 @@ def entry_points_of(path: tuple[str, ...], **which: Any) -> Any:
 importlib.metadata.entry_points = lambda **which: entry_points_of(tuple(sys.path), **which)
 
 
+# Half of the tests' federations have these digits, which scikit-learn reads from text.
+sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
+
+
 def pytest_collection_finish() -> None:
-    """What was imported lives to the end: no collection of garbage looks through its million objects again."""
+    """What was imported lives to the end: no collection of garbage looks through its million objects, which the root's
+    conftest has seen to until here."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
