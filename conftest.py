@@ -1,4 +1,5 @@
-"""What is not collected where an extra is missing, and in which order files are run at the same time."""
+"""What is not collected where an extra is missing, in which order files are run at the same time, and when garbage is
+looked for."""
 
 import gc
 
@@ -9,8 +10,13 @@ collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/
 if not RequirementCache("flwr"):
     collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
 
+gc.disable()  # while they are imported
 
-gc.disable()  # until all is imported: tests/conftest.py
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but never among the million objects that were imported, which live to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

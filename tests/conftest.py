@@ -3,7 +3,6 @@ random numbers in every test, whichever tests have run before it. What every sma
 once."""
 
 import functools
-import gc
 import importlib.metadata
 import os
 import random
@@ -35,13 +34,6 @@ importlib.metadata.entry_points = lambda **which: entry_points_of(tuple(sys.path
 
 # Half of the tests' federations have these digits, which scikit-learn reads from text.
 sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
-
-
-def pytest_collection_finish() -> None:
-    """What was imported lives to the end: no collection of garbage looks through its million objects, which the root's
-    conftest has seen to until here."""
-    gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)
