@@ -122,8 +122,8 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
 	rm -rf .venv-readme
 
-# Flower's tests mostly wait for each other, so the rest is run beside them. Each environment holds 6 GB of torch: what is
-# done with is removed.
+# Flower's tests mostly wait for each other, so the rest is run beside them. A slow test builds the site. Each environment
+# holds 6 GB of torch: what is done with is removed.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower docs readme slow lowest emulated
+	$(MAKE) --jobs=2 --output-sync=target flower readme slow lowest emulated
 	rm -rf .venv-flower .venv-lowest

@@ -1,4 +1,7 @@
-"""What is not collected where an extra is missing, and in which order files are run at the same time."""
+"""What is not collected where an extra is missing, in which order files are run at the same time, and when garbage is
+looked for."""
+
+import gc
 
 import pytest
 from lightning_utilities.core.imports import RequirementCache
@@ -6,6 +9,14 @@ from lightning_utilities.core.imports import RequirementCache
 collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/*"]
 if not RequirementCache("flwr"):
     collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
+
+gc.disable()  # while they are imported
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but never among the million objects that were imported, which live to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

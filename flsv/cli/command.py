@@ -4,6 +4,8 @@ the user waits. The module imports little, so that commands start fast."""
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import re
 import signal
@@ -31,6 +33,25 @@ class Terminated(KeyboardInterrupt):
 def status_of(stop: KeyboardInterrupt) -> int:
     """Return the exit status of a stopped command, as shells define it: 128 plus the signal's number."""
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import torch and Lightning within this context without looking for garbage, where they are not imported yet.
+
+    What is imported stays to the end, and to look through its million objects again and again would take a third of
+    the time of a command's start.
+    """
+    first = "torch" not in sys.modules and gc.isenabled()
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
+            atexit.register(gc.unfreeze)  # else triton tells of leaks
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, done_waiting, one_line_warnings, status_of, terminable, waiting
+from flsv.cli.command import NO_BARS, done_waiting, importing, one_line_warnings, status_of, terminable, waiting
 from flsv.cli.configs import check_words
 from flsv.cli.parsers import check_arguments
 from flsv.utilities.atomic_files import Vanished
@@ -169,9 +169,10 @@ def _command(given: list[str], first: str, quiet: bool) -> int:
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command not in (*AT_ONCE, "report"):
-        _leave_out(quiet or command in MANY_FITS)
-    main: Any = importlib.import_module(f"flsv.cli.{command}").main
+    with importing():
+        if command not in (*AT_ONCE, "report"):
+            _leave_out(quiet or command in MANY_FITS)
+        main: Any = importlib.import_module(f"flsv.cli.{command}").main
     if command not in WAITING:
         done_waiting()
     return int(main(args, quiet) or 0)
@@ -183,8 +184,9 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
             "flsv fit: name a federation to train: --config quickstart for five clients with handwritten digits, "
             "--config FILE, or options such as --data.source. flsv fit --help lists them."
         )
-    _leave_out(quiet)
-    from flsv.cli.parser import make_cli
+    with importing():
+        _leave_out(quiet)
+        from flsv.cli.parser import make_cli
 
     waiting(f"flsv {command}: reading the configuration", quiet)
     cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=done_waiting)

@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv.cli.command import display_path, done_waiting, waiting
+from flsv.cli.command import display_path, done_waiting, importing, waiting
 from flsv.cli.parsers import budget_of, report_parser
 from flsv.utilities.atomic_files import check_writable
 
@@ -29,11 +29,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = report_parser()
     options = parser.parse_args(list(args))
     budget = budget_of(parser, options)
-    from flsv.report import open_run, write_report  # imported late: it imports torch
-    from flsv.report.basis import basis_of
-    from flsv.report.front import fitness
-    from flsv.report.shares import SHARES
-    from flsv.results.terminal import width
+    with importing():
+        from flsv.report import open_run, write_report  # imported late: it imports torch
+        from flsv.report.basis import basis_of
+        from flsv.report.front import fitness
+        from flsv.report.shares import SHARES
+        from flsv.results.terminal import width
 
     waiting("flsv report: reading the run and drawing the page", quiet)
     check_writable(Path(options.run) if options.out is None else options.out.parent)

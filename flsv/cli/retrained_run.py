@@ -1,7 +1,7 @@
 """Functions by which ``flsv retrain`` works on a run's federation, each piece of work in a process of its own.
 
 The command's own process runs none of the user's code. So its forks are as good as fresh processes, and may use CUDA.
-If it cannot be forked, a piece of work runs in a fresh process, ``python -m flsv.cli.retrained_run FILE``.
+If it cannot be forked, a piece of work runs in a fresh process, which reads it from a file.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) ->
         return call
     with NamedTemporaryFile(dir=folder, suffix=".task", delete=False) as file:
         pickle.dump((function.__name__, arguments), file)
-    return [sys.executable, "-m", "flsv.cli.retrained_run", file.name]
+    return [sys.executable, "-c", FRESH, file.name]
 
 
 def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -271,8 +271,17 @@ def told_run(run: Path, overrides: Sequence[str], question: Question, which: Whi
         yield facts
 
 
-if __name__ == "__main__":
-    from flsv.cli import retrained_run
+#: What a fresh process runs.
+FRESH = """
+import sys
+from flsv.cli.command import importing
+with importing():
+    from flsv.cli.retrained_run import answer_file
+answer_file(sys.argv[1])
+"""
 
-    name, given = pickle.loads(Path(sys.argv[1]).read_bytes())
-    answer(_answer_of(getattr(retrained_run, name), *given))
+
+def answer_file(path: str) -> None:
+    """Call the function that the file of :func:`in_a_process` names, and answer its supervisor."""
+    name, given = pickle.loads(Path(path).read_bytes())
+    answer(_answer_of(globals()[name], *given))

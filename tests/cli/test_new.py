@@ -1,7 +1,6 @@
 """A metric's package is written, installed, tested by its own test, and trained with by name."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,23 +9,24 @@ import pytest
 
 from flsv.cli import main
 from flsv.cli.new import new
+from helpers.forked import Forked
 
-REPOSITORY = Path(__file__).parents[2]
 MODULE = "update_length"
 
 
 @pytest.mark.slow
-def test_new_metric_package_can_be_installed_tested_and_trained_with(tmp_path: Path) -> None:
+def test_new_metric_package_can_be_installed_and_trained_with(tmp_path: Path) -> None:
     package, installed = new("UpdateLength", tmp_path), tmp_path / "installed"
     offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(installed)]
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, str(package)], check=True)
-    path = os.pathsep.join([str(REPOSITORY), str(installed)])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    fit = ["flsv", "fit", "--config", "digits", "--config", f"{MODULE}.yaml", "--trainer.max_epochs=1", "--quiet"]
-    for command in (["pytest", "-p", "no:cacheprovider"], fit):
-        done = subprocess.run([sys.executable, "-m", *command], cwd=package, env=environment, capture_output=True)
-        assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
-    (table,) = package.rglob("contributions.csv")
+
+    def fit() -> int:
+        sys.path.append(str(installed))
+        return main(["fit", "--config", "digits", "--config", f"../{MODULE}/{MODULE}.yaml", "--trainer.max_epochs=1"])
+
+    status, said = Forked(tmp_path / "run", fit).wait()
+    assert status == 0, said
+    (table,) = tmp_path.rglob("contributions.csv")
     assert MODULE in {line.split(",")[1] for line in table.read_text().splitlines()[1:]}
 
 

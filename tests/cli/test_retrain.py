@@ -342,9 +342,11 @@ def test_failed_coalition_is_named_and_the_others_are_stored(
     found, _ = retrain(run, "all", seeds=1)
     assert {(0, 1, 2), (1, 2)} <= trained <= {(0, 1, 2), (1, 2)}  # the proof, and what was missing
     kept = (run / "retrained_scores.csv").read_bytes()
-    (run / "retrained_scores.csv").unlink()
+    (run / "retrained_scores.csv").write_bytes(b"".join(kept.splitlines(keepends=True)[:-2]))
+    trained.clear()
     monkeypatch.setattr("flsv.cli.retrained_run.why_not_fork", lambda: "it is another test")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     again, _ = retrain(run, "all", seeds=1, jobs=1)
+    assert trained == {(0, 1, 2), (1, 2)}
     assert again["value"].tolist() == found["value"].tolist()
     assert (run / "retrained_scores.csv").read_bytes() == kept

@@ -3,43 +3,24 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flsv.cli import main
+from helpers.forked import Forked, processes
 from helpers.runs import written
 
 pytestmark = pytest.mark.slow
 
 RETRAIN = ["retrain", "lightning_logs/version_0", "--trainings", "all", "--jobs", "2"]
-SECONDS = 900
 
 
-def begun(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """A command that runs in a session of its own; its module counts its steps in its class."""
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-m", "flsv", *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": path, "COUNTS": "yes", **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-
-
-def processes(session: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (process / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(state[3]) == session and state[0] != "Z":
-            found.append(int(process.name))
-    return found
+def begun(folder: Path, *arguments: str, **environment: str) -> Forked:
+    """A command, whose module counts its steps in its class."""
+    return Forked(folder, main, [*arguments], COUNTS="yes", **environment)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +32,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     federation = {"reporting": {"table": False, "figures": 0}}
     config = written(folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3)
     for arguments in (["fit", "--config", str(config)], RETRAIN):
-        process = begun(folder, *arguments)
-        said, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, said
+        status, said = begun(folder, *arguments).wait()
+        assert status == 0, said
     return folder
 
 
@@ -65,22 +45,21 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(whole: Path, 
     for each in run.glob("retrained*"):
         each.unlink()
     process = begun(tmp_path, *RETRAIN, WAITS="0.05")
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + 900
     while not (file.is_file() and len(file.read_text().splitlines()) >= 5 and len(processes(process.pid)) == 3):
-        assert process.poll() is None, process.communicate()
+        status, said = process.wait(0.02)
+        assert status is None, said
         assert time.monotonic() < end
-        time.sleep(0.02)
     os.kill(process.pid, number)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), said
+    status, said = process.wait(60)
+    assert status == (-number if number == signal.SIGKILL else 128 + number), said
     assert ("stopped. Finished work is kept" in said) is (number != signal.SIGKILL)
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert processes(process.pid) == []
     assert 3 <= len(file.read_text().splitlines()) - 2 < 8
-    again = begun(tmp_path, *RETRAIN)
-    said, _ = again.communicate(timeout=SECONDS)
-    assert again.returncode == 0, said
+    status, said = begun(tmp_path, *RETRAIN).wait()
+    assert status == 0, said
     for name in ("retrained.csv", "retrained_scores.csv"):
         assert (run / name).read_bytes() == (whole / "lightning_logs" / "version_0" / name).read_bytes()

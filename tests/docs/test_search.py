@@ -24,17 +24,29 @@ WANTED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-def test_search_ranks_the_page_that_answers_a_query_first(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``make docs`` builds it."""
     pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
-    import mkdocs
-
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    assert {"index.html", "reference", "sitemap.xml"} <= {path.name for path in site.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_search_ranks_the_page_that_answers_a_query_first(site: Path) -> None:
+    import mkdocs
+
     lunr = Path(mkdocs.__file__).parent / "contrib/search/templates/search/lunr.js"
-    look = ["node", ROOT / "tests/docs/search.js", lunr, tmp_path / "search/search_index.json", *WANTED]
+    look = ["node", ROOT / "tests/docs/search.js", lunr, site / "search/search_index.json", *WANTED]
     found = json.loads(subprocess.run(look, capture_output=True, text=True, check=True).stdout)
     first = {word: addresses[:1] for word, addresses in zip(WANTED, found)}
     assert not [word for word, page in WANTED.items() if not first[word] or not first[word][0].startswith(page)], first

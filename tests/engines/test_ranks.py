@@ -16,12 +16,14 @@ from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flsv.cli import main
+from flsv.engines.ranks import FederatedStrategy
 from flsv.engines.ranks.group import RankGroup, card_of, cards_of_their_own, meet
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, vector
+from helpers.forked import Forked
 from helpers.rank_federations import RANK_CASES
-from helpers.ranks import Ended, Group, free_port, run_and_die
+from helpers.ranks import Ended, Group, free_port, run_and_die, run_command, run_script
 from helpers.runs import differences
 
 
@@ -143,20 +145,22 @@ def test_two_hosts_equal_one_process_to_the_bit(runs: Path, tmp_path: Path) -> N
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 
+#: The agent of torchrun, on processes that need not import everything again.
+AGENT = LaunchConfig(
+    min_nodes=1,
+    max_nodes=1,
+    nproc_per_node=2,
+    max_restarts=1,
+    rdzv_backend="c10d",
+    rdzv_endpoint="localhost:0",
+    start_method="fork",
+    monitor_interval=0.1,
+)
+
+
 @pytest.mark.slow
 def test_torchrun_restarts_a_killed_run_from_its_checkpoint(runs: Path, tmp_path: Path) -> None:
-    # The agent of torchrun, on processes that need not import everything again.
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        max_restarts=1,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        start_method="forkserver",
-        monitor_interval=0.1,
-    )
-    elastic_launch(config, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
+    elastic_launch(AGENT, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
     assert (tmp_path / "run/died").exists()
     assert differences(runs / "1/scaffold", tmp_path / "run") == []
 
@@ -202,11 +206,11 @@ def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None
     expected = run_below(tmp_path / "one")
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    strategy = ["-m", "flsv", *command(tmp_path / "strategy"), "--trainer.strategy=federated", "--trainer.devices=2"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flsv"]
-    for name, words in (("strategy", strategy), ("torchrun", [*torchrun, *command(tmp_path / "torchrun")])):
-        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
+    words = ["-m", "flsv", *command(tmp_path / "strategy"), "--trainer.strategy=federated", "--trainer.devices=2"]
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    elastic_launch(AGENT, run_command)(*command(tmp_path / "torchrun"))
+    for name in ("strategy", "torchrun"):
         assert differences(expected, run_below(tmp_path / name)) == []
 
 
@@ -216,7 +220,7 @@ import lightning as L
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import DirichletPartitioner
 
-for seed in range(3):
+for seed in range(2):
     L.seed_everything(seed)
     data = FederatedDataModule("digits", DirichletPartitioner(4, alpha=0.5))
     loop = FederatedLoop(seed=seed)
@@ -225,23 +229,25 @@ for seed in range(3):
     trainer = L.Trainer(callbacks=[loop], **options)
     trainer.fit(ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8)), data)
     if trainer.is_global_zero:
-        print("SUM", seed, loop.state.model().double().sum().item())
+        with open(sys.argv[2], "a") as file:
+            print(seed, loop.state.model().double().sum().item(), file=file)
 """
 
 
 @pytest.mark.slow
 def test_script_that_sweeps_seeds_gives_the_same_on_ranks(tmp_path: Path) -> None:
+    """Alone, by the strategy, which starts the other rank itself, and by torchrun's agent."""
     (tmp_path / "sweep.py").write_text(SWEEP)
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    sums = []
-    for words in (["sweep.py", "1"], ["sweep.py", "2"], [*torchrun, "sweep.py", "2"]):
-        command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr[-3000:]
-        sums.append([line for line in done.stdout.splitlines() if line.startswith("SUM")])
-    assert len(sums[0]) == 3
+    status, said = Forked(tmp_path / "alone", run_script, str(tmp_path / "sweep.py"), "1", "../one").wait()
+    assert status == 0, said
+    command = [sys.executable, "sweep.py", "2", "two"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    elastic_launch(AGENT, run_script)(str(tmp_path / "sweep.py"), "2", str(tmp_path / "agent"))
+    sums = [(tmp_path / name).read_text() for name in ("one", "two", "agent")]
+    assert len(sums[0].splitlines()) == 2
     assert sums[0] == sums[1] == sums[2]
 
 
@@ -267,13 +273,11 @@ def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     assert "another rank is gone" in said(ended, [0])
 
 
-@pytest.mark.slow
-def test_a_rank_whose_script_ended_while_it_was_starting_ends_too() -> None:
-    rank = os.environ | {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
-    make = "from flsv.engines.ranks import FederatedStrategy; FederatedStrategy()"
-    ended = subprocess.run([sys.executable, "-c", make], env=rank, capture_output=True, text=True)
-    assert ended.returncode == 1, ended.stderr
-    assert "has ended already" in ended.stderr
+def test_a_rank_whose_script_ended_while_it_was_starting_ends_too(tmp_path: Path) -> None:
+    variables = {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
+    status, said = Forked(tmp_path, FederatedStrategy, **variables).wait()
+    assert status == 1, said
+    assert "has ended already" in said
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -3,9 +3,7 @@
 import copy
 import errno
 import itertools
-import os
-import subprocess
-import sys
+import signal
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
 from helpers.data import toy_data
 from helpers.fits import InRound, Stop, assert_resumes, full_run, trainer_for, vector
+from helpers.forked import Forked
 from helpers.models import Plain, network
 
 
@@ -50,12 +49,9 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
 
 @pytest.mark.slow
 def test_run_killed_within_a_round_resumes_to_the_bit(tmp_path: Path, whole: Any) -> None:
-    die, tests = (3, 4), Path(__file__).parents[1]
-    command = [sys.executable, "-m", "helpers.fits", str(tmp_path), "--die", *map(str, die)]
-    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    killed = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert killed.returncode == -9, killed.stderr
+    die = (3, 4)
+    status, said = Forked(tmp_path, full_run, tmp_path, 5, [Stop(*die)]).wait()
+    assert status == -signal.SIGKILL, said
     rounds = [line.split(",")[0] for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]]
     assert set(rounds) == {str(r) for r in range(die[0])}
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)

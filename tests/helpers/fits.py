@@ -1,7 +1,5 @@
-"""Fits of a moment: started, resumed, compared, looked into. ``python -m helpers.fits FOLDER --die R B`` is a run with
-everything in play, killed as by kill -9 at batch B of round R."""
+"""Fits of a moment: started, resumed, compared, looked into."""
 
-import argparse
 import copy
 import csv
 import itertools
@@ -337,12 +335,3 @@ def full_run(
     }  # fmt: skip
     fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
     return loop, module
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--die", type=int, nargs=2, required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    full_run(arguments.folder, callbacks=[Stop(*arguments.die)])

@@ -1,16 +1,14 @@
 """Modules, callbacks and data whose state a copy does not hold or does not follow, and plain federations of them.
 
-``python -m helpers.hidden_state`` reads names of kinds from its input, and answers with the utility of each coalition
-of three clients: a FederatedLoop with these clients only, in a process of its own in which nothing else has happened.
+:func:`serve` answers names of kinds with the utility of each coalition of three clients: a FederatedLoop with these
+clients only, in a process of its own in which nothing else has happened.
 """
 
 import functools
 import itertools
-import json
 import logging
 import multiprocessing
 import random
-import sys
 import tempfile
 import threading
 import warnings
@@ -595,21 +593,17 @@ def alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
     pipe.send((utility(module), state))
 
 
-def main() -> None:
+def serve(names: Any) -> None:
+    """In a process that trains nothing itself, until the names end."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
     fork = multiprocessing.get_context("fork")
-    for line in sys.stdin:
+    while name := names.recv():
         found = []
         for members in MEMBERS:
             ours, theirs = fork.Pipe()
-            process = fork.Process(target=alone, args=(line.strip(), members, theirs))
+            process = fork.Process(target=alone, args=(name, members, theirs))
             process.start()
             found.append(ours.recv())
             process.join()
-        print(json.dumps({"utilities": [each[0] for each in found], "model": found[-1][1]}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        names.send({"utilities": [each[0] for each in found], "model": found[-1][1]})

@@ -1,11 +1,12 @@
-"""What ranks run, by the names of functions; and the processes that run it, forked from one that has imported all of
-this, with a hard end."""
+"""What ranks run, by the names of functions; and the processes that run it, forks of the tests' process, which have a
+hard end."""
 
 import faulthandler
 import importlib
 import logging
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
+from flsv.cli import main
 from flsv.core import ALONE, Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
@@ -215,6 +217,19 @@ def retrain(folder: str) -> None:
         )
 
 
+def run_script(path: str, *words: str) -> None:
+    """A user's script, as torchrun starts it."""
+    sys.argv = [path, *words]
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_command(*words: str) -> None:
+    """``flsv``, as torchrun starts it."""
+    sys.argv = ["flsv", *words]
+    if status := main([*words]):
+        raise SystemExit(status)
+
+
 def exchanges(folder: str) -> None:
     """All that ranks exchange."""
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
@@ -242,10 +257,7 @@ def exchanges(folder: str) -> None:
         ranks.all_gather(None, "one more")
 
 
-# The process to fork from has no other way to learn where to import from; nor have those that a rank starts.
-os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in sys.path if path), str(Path(__file__).parents[1])])
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["helpers.ranks"])
+_context = multiprocessing.get_context("fork")
 
 
 class Ended(NamedTuple):

@@ -52,7 +52,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(process, args=(str(folder),), nprocs=2)
+    mp.start_processes(process, args=(str(folder),), nprocs=2, start_method="fork")
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -1,10 +1,7 @@
 """Modules, callbacks and data of which a copy is wrong: each coalition against a process of its own."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,33 +12,29 @@ import torch
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.fits import vector
-from helpers.hidden_state import KINDS, MEMBERS, fitted
+from helpers.forked import Forked
+from helpers.hidden_state import KINDS, MEMBERS, fitted, serve
 from helpers.recorded import Recorded
-
-TESTS = Path(__file__).parents[1]
 
 Alone = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Alone]:
-    """Asks a fresh process for each coalition's utility, and for the model of a run without metrics."""
-    command = [sys.executable, "-m", "helpers.hidden_state"]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
-    ) as process:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    """Asks a process that has trained no kind for each coalition's utility, and for the model of a run without
+    metrics."""
+    ours, theirs = multiprocessing.Pipe()
+    process = Forked(tmp_path_factory.mktemp("alone"), serve, theirs)
+    theirs.close()
 
-        @functools.cache  # two tests ask for each kind
-        def ask(name: str) -> dict[str, Any]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(f"{name}\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())  # type: ignore[no-any-return]
+    @functools.cache  # two tests ask for each kind
+    def ask(name: str) -> dict[str, Any]:
+        ours.send(name)
+        return ours.recv()  # type: ignore[no-any-return]
 
-        yield ask
-        process.kill()
+    yield ask
+    ours.send(None)
+    assert process.wait()[0] == 0
 
 
 #: State that copies share, and weights that a callback swaps in.

@@ -1,9 +1,7 @@
-"""Runs ended while forks of their beginning train coalitions. ``python test_kills.py FOLDER [CKPT]`` is a run."""
+"""Runs ended while forks of their beginning train coalitions."""
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from flsv.retraining.forked_fits import ForkedFits
 from helpers.coalition_kinds import Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
 from helpers.fits import trainer_for
+from helpers.forked import Forked, processes
 from helpers.models import Plain
-
-TESTS, MARK = Path(__file__).parents[1], "FLSV_TEST_KILLS"
 
 
 class Slow(Manual):
@@ -41,19 +38,6 @@ def run(folder: Path, path: str | None = None) -> list[float]:
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
     trainer.fit(Slow(), data(), ckpt_path=path)
     return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
-
-
-def processes() -> list[int]:
-    """Those with the mark of this test, alive."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = f"{MARK}={os.getpid()}".encode() in (path / "environ").read_bytes().split(b"\0")
-            dead = (path / "stat").read_text().split(") ")[1][0] == "Z"
-        except OSError:
-            continue
-        found += [int(path.name)] if marked and not dead else []
-    return found
 
 
 def test_a_trial_of_rows_that_was_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,30 +81,20 @@ def test_rows_keep_their_values_and_a_warning_says_so_where_their_proof_is_kille
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_killed_run_leaves_no_process_and_resumes_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
-    marked = {MARK: str(os.getpid()), "FLSV_TEST_HANGS": "1", "PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
-    command = [sys.executable, __file__, str(tmp_path / "killed")]
-    process = subprocess.Popen(
-        command,
-        env=os.environ | marked,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's job in the background ignores it
-    )
+    process = Forked(tmp_path / "process", run, tmp_path / "killed", FLSV_TEST_HANGS="1")
     file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
     alive: list[int] = []
     while len(alive) < 3 and time.monotonic() < end:  # the run, its beginning, and a coalition
-        time.sleep(0.2)
-        alive = processes() if file.is_file() and len(file.read_text().splitlines()) > 2 else []
+        status, said = process.wait(0.1)
+        assert status is None, said
+        alive = processes(process.pid) if file.is_file() and len(file.read_text().splitlines()) > 2 else []
     assert len(alive) >= 3
-    process.send_signal(number)
-    process.wait(60)
+    os.kill(process.pid, number)
+    status, said = process.wait(60)
+    assert status not in (None, 0), said
     end = time.monotonic() + 10
-    while processes() and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not processes()
+    while processes(process.pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not processes(process.pid)
     checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
     assert run(tmp_path / "killed", str(checkpoint)) == run(tmp_path / "whole")
-
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), *sys.argv[2:])

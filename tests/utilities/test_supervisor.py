@@ -38,12 +38,13 @@ def prints() -> int:
 @pytest.mark.slow
 def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
     tasks: dict[str, Any] = {
+        "hangs": lambda: time.sleep(600),
+        "command hangs": command("import time; time.sleep(600)"),
         "fork": lambda: torch.ones(3),
         "raises": lambda: 1 / 0,
         "killed": killed,
         "exits": lambda: sys.exit(3),
         "ends": lambda: os._exit(4),
-        "hangs": lambda: time.sleep(600),
         "cannot be sent": lambda: lambda: 1,
         "prints": prints,
         "large": lambda: bytes(50_000_000),
@@ -53,7 +54,6 @@ def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureF
         "silent": command("print('last words')"),
         "command raises": command("print('x' * 10**7); 1 / 0"),
         "command is killed": command("import os; os.kill(os.getpid(), 11)"),
-        "command hangs": command("import time; time.sleep(600)"),
     }
     ended: list[int] = []
     start = time.monotonic()

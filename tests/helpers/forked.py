@@ -1,0 +1,75 @@
+"""Processes that are forks of the tests' own, so that nothing is imported again. What they do, and how they are ended,
+is as real as of others."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Forked:
+    """``function(*arguments)``, whose value is the exit status, in a folder and a session of its own, with these
+    variables. Its output is in ``output``. :mod:`multiprocessing` does not know of it, so that the tests' process can
+    still be forked by flsv."""
+
+    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.output = folder / "output.txt"
+        self.output.touch()
+        self.status: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            _run(self.output, function, arguments, environment)
+
+    def wait(self, seconds: float = 900.0) -> tuple[int | None, str]:
+        """Its status, negative for a signal and None while it runs, and its output."""
+        end = time.monotonic() + seconds
+        while self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.status = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end:
+                break
+            else:
+                time.sleep(0.01)
+        return self.status, self.output.read_text()
+
+
+def _run(output: Path, function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
+    status: Any = 1
+    try:
+        os.setsid()
+        os.chdir(output.parent)
+        file = os.open(output, os.O_WRONLY | os.O_TRUNC)
+        for number in (1, 2):
+            os.dup2(file, number)
+        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        os.environ.update(environment)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as from a terminal
+        status = function(*arguments) or 0
+    except SystemExit as ended:
+        status = ended.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status if isinstance(status, int) else 1)
+
+
+def processes(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (process / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(state[3]) == session and state[0] != "Z":
+            found.append(int(process.name))
+    return found
