@@ -32,9 +32,9 @@ class InRunShapley(ContributionMetric):
     z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
     from the updates alone. The client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value
     among classes, so a client cannot raise its value by its report. The column ``"rest"`` is the part of the value that
-    is due to no sample: to weight decay, clipping, momentum of an earlier round, changes by uploads or attacks, and
-    steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how far
-    the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
+    comes not from samples but from weight decay, clipping, momentum of an earlier round, changes by uploads or attacks,
+    and steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how
+    far the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
     round's step D, which is not known during local training.
 
     Values are summed over rounds, as the paper sums them over steps; a client gets 0 in a round in which it is absent.
