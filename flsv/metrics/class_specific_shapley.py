@@ -111,7 +111,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, str]:
-        """``{argument of update: attribute of the round}`` for arguments whose names differ from the attributes'."""
+        """``{argument of update: attribute of the round}``, for arguments that have another name than the attribute."""
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}

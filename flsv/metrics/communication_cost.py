@@ -96,7 +96,7 @@ class CommunicationCost(ContributionMetric):
         uploaded_bytes: Tensor | None = None,
         downloaded_bytes: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Add the numbers and bytes that clients have sent and received in a round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

@@ -167,8 +167,8 @@ class GradientAgreement(ContributionMetric):
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return ``descent``, the terms :math:`u_i`, and ``cosine``, each client's mean cosine with the sum of updates,
-        both ``[num_clients]``.
+        """Return ``descent``, each client's :math:`u_i` in the class's formula, and ``cosine``, its mean cosine with
+        the sum of updates, both ``[num_clients]``.
         """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 

@@ -145,7 +145,7 @@ class WithIntervals(Metric):
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values from this round only, one number over all classes.
-            factor: for a ``"sum"``, the weight of this round's values in it, ``[k]`` or one number for all clients.
+            factor: for ``over_rounds="sum"``, the round's weight in the sum, ``[k]`` or one number for all clients.
             keep: the number by which the weights of all earlier rounds are multiplied; 1 leaves them as they are.
         """
         if self.over_rounds is not None:

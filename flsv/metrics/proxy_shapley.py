@@ -118,7 +118,7 @@ class ProxyShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """``{argument of update: attribute of the round, or function of the round}``, for a ``FederatedLoop``."""
+        """``{argument: attribute of the round, or f(round)}``, for arguments of ``update`` in a ``FederatedLoop``."""
         return {"validation": "server_data", "generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:

@@ -198,7 +198,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def trains(self) -> Coalitions:
-        """The coalitions whose models are to be trained for the metric, as the argument ``coalitions`` names them."""
+        """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
         return self.coalitions
 
     @property

@@ -250,7 +250,7 @@ class FedBary(ValidatedArguments):
             y: the samples' classes ``[m]``.
 
         Returns:
-            The points, each with features and label coordinates, of the samples with finite features; and d.
+            The points, each with features and label coordinates, of the m' samples; and the number d of features.
         """
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)

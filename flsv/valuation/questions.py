@@ -65,7 +65,7 @@ class FirstAnswer:
         samples: number of training samples that take part.
         broken: number of training samples that do not take part, because they or their features are not finite.
         features: d, the number of features of a sample; 0 for a client without finite samples.
-        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 likewise.
+        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 as for ``features``.
     """
 
     samples: int

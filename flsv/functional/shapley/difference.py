@@ -220,7 +220,7 @@ class _Strata:
     def freedom(self) -> Tensor:
         """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
 
-        (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the variances and sample counts of the sizes.
+        They are (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the sizes' variances and sample counts.
         """
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:

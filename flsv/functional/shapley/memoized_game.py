@@ -58,7 +58,7 @@ class MemoizedGame:
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions; coalitions without a stored utility are evaluated.
+        """Return the utilities of coalitions. Only coalitions without a stored utility are evaluated, and then stored.
 
         Args:
             masks: bool ``[..., n]``.

@@ -64,8 +64,8 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes: True if values are per class, or if the clients judge and
-        report their scores class by class."""
+        """Whether the training samples must have classes: True if values are per class, or if clients evaluate models
+        and report a score for each class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
