@@ -85,10 +85,10 @@ class ShadowShapley(MeasuredMetric):
     With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
     underpaid.
 
-    **Intervals.** The values depend on this run's seed. The intervals, in brackets in reports, hold the mean over many
-    seeds in about 9 of 10 cases; their width comes from differences between seeds in other federations and from this
-    run's own spread, see :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain`` measure the
-    difference between seeds in this federation.
+    **Intervals.** The values depend on this run's seed. Reports show their intervals in brackets. The brackets hold the
+    mean over many seeds in about 9 of 10 cases; their width comes from differences between seeds in other federations
+    and from this run's own spread, see :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain``
+    measure the difference between seeds in this federation.
 
     **Other settings.** Each coalition has its own aggregator, filters and metric that the aggregator reads; attacks,
     compression and client algorithms apply to every coalition. An error is raised before training for personalizers;
