@@ -86,7 +86,7 @@ def allocate(
 
 
 def _times(count: int, unit: float) -> float:
-    """Multiply ``unit`` by ``count`` in decimal numbers: in float64, 7 * 0.01 is slightly more than 0.07."""
+    """Multiply ``unit`` by ``count`` in decimal arithmetic, since 7 * 0.01 in float64 is slightly more than 0.07."""
     return float(count * Decimal(str(unit)))
 
 
@@ -98,7 +98,7 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
         units: the sum of the result.
 
     Returns:
-        One whole number per share: its exact part of ``units``, rounded down or up.
+        One whole number per share: ``units`` times the share's part of the sum, rounded down or up.
 
     Example:
         >>> largest_remainder([0.5, 0.3, 0.2], 4)

@@ -59,8 +59,8 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
     .. math:: r_i \leftarrow \max(\alpha r_i + (1 - \alpha) \phi_i, \text{floor})
 
     with r_i the reputations, which are divided by their sum afterwards, and phi_i the cosines. The floor keeps
-    participants from being excluded for good. As in the authors' code, all r_i are 0 before the first round. After it
-    the reputations are phi / sum(phi) (up to the floor), whatever weights the updates have in the aggregate.
+    participants from being excluded for good. As in the authors' code, all r_i are 0 before the first round. After the
+    first round they are therefore phi / sum(phi) (up to the floor), whatever weights the updates have in the aggregate.
 
     Args:
         reputation: the reputations before the round, ``[k]``; None before the first round.
@@ -83,7 +83,7 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """Return the reputations before a round of the k participants in its cohort, which weight their updates.
+    """Return the reputations with which the updates of a round's k participants are weighted.
 
     In the first round, as in the authors' code, a participant has its share of the cohort's samples as reputation. A
     participant that joins later starts from the mean of the known reputations; the paper assumes full participation

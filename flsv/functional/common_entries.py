@@ -19,10 +19,10 @@ _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Find the columns in which all rows are equal, block by block.
+    """Find the columns in which all rows are equal; the columns are compared in blocks.
 
-    On a CPU, blocks without such a column are not yielded, and the comparison of rows ends as soon as a block has none:
-    after training, when models differ everywhere, only two rows are compared.
+    On a CPU, a block without such a column is not yielded, and its remaining rows are not compared as soon as this is
+    known. After training, when models differ everywhere, only the first two rows are compared.
 
     Args:
         rows: one model per row, ``[k, P]``, at least one.

@@ -35,7 +35,7 @@ SPEAKING = 0.4
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute the scalar products e_i . e_j of the updates' directions, each minus the cohort's mean direction.
+    """Compute the scalar products e_i . e_j, with e_i the direction of update i minus the cohort's mean direction.
 
     Args:
         gram: the scalar products of the k updates with each other, ``[k, k]``.
@@ -59,7 +59,7 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the clients' similarities in one round: cosines of their updates' directions minus the mean direction.
+    """Compute the clients' similarities in one round: cosines of their e_i, see :func:`products_without_mean`.
 
     Args:
         gram: the scalar products of the k updates with each other, ``[k, k]``.

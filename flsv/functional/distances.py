@@ -63,7 +63,7 @@ def all_finite(vector: Tensor) -> bool:
 
 
 def _at_once(points: Tensor) -> int:
-    """Return the number of entries to convert to float64 at a time on the device of ``points``."""
+    """Return how many entries of ``points`` to convert to float64 at a time; it depends on their device."""
     return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 
 

@@ -23,9 +23,9 @@ def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samp
 
         r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean direction of g and all updates.
 
-    r_i is computed with two weightings of the updates in c, and the smaller result is returned: equal weights, and the
-    weight n_j |d_j| for client j of n_j samples. If clients keep their directions from round to round, c is close to
-    the direction of g: with the second weighting if the server aggregates by samples, with the first if uniformly.
+    r_i is computed twice, with equal weights of the updates in c, and with the weight n_j |d_j| for client j of n_j
+    samples. The smaller r_i is returned. If clients keep their directions from round to round, c is close to the
+    direction of g with the first weights if the server aggregates uniformly, with the second if by samples.
 
     Args:
         gram: the scalar products of the k updates with each other, ``[k, k]``.

@@ -17,23 +17,24 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make the rows of k clients from their values in a single round.
+    """Make the state rows of k clients from their values in a single round.
 
     Args:
         values: the clients' values in the round, ``[k, M]``.
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[k, 2M+1]``: first, average and seen, see :mod:`flsv.functional.moving_average`.
+        ``[k, 2M+1]``, one row per client: its first value ``[M]``, its moving average started at 0 ``[M]``, and the
+        number of its values, here 1.
     """
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Merge the clients' rows from successive periods of rounds.
+    """Merge the clients' state rows, see :func:`momentum_row`, from successive periods of rounds.
 
     Args:
-        rows: the rows of W periods, ``[W, n, 2M+1]``, earliest first. A row with ``seen`` 0 changes nothing.
+        rows: the rows of W periods, ``[W, n, 2M+1]``, earliest first. A row without values changes nothing.
         momentum: the momentum mu of the moving average.
 
     Returns:
@@ -50,7 +51,7 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
-    """Add one more round to the clients' rows.
+    """Add one more round to the clients' state rows.
 
     Args:
         rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
@@ -67,7 +68,7 @@ def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: flo
 
 
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
-    """Compute the clients' moving averages from their rows.
+    """Compute the clients' moving averages from their state rows.
 
     Args:
         rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.

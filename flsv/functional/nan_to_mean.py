@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def nan_to_mean(values: Tensor) -> Tensor:
-    """Replace NaN by the mean of the other values; by 1 if all are NaN.
+    """Replace NaN by the mean of the other values, or by 1 if all values are NaN.
 
     Args:
         values: floating-point, of any shape.

@@ -101,7 +101,7 @@ def top_k_download(
         available: bool ``[n]``, True if the server has the client's model.
         own: the index of the client that downloads; it never downloads its own model.
         k: how many models to download while there is an unvisited client, at least 1.
-        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and all are visited
+        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and each is visited
             within the paper's bound of ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds, with m relevant clients.
         generator: the random generator that breaks ties; None: torch's default.
 

@@ -51,7 +51,7 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
         truth: ``[n, n]``, above 0 (or True) for relevant pairs.
 
     Returns:
-        A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
+        A scalar in [0, 1], float64; NaN unless there are relevant and irrelevant pairs with scores.
 
     Raises:
         ValueError: ``relevance`` and ``truth`` are not square matrices of one size.

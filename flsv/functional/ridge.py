@@ -42,9 +42,9 @@ def principal_axes(x: Tensor, components: int) -> tuple[Tensor, Tensor]:
 
 
 def ridge_statistics(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the two sums over samples that ridge regression needs.
+    """Compute the two sums over samples from which :func:`ridge_weights` fits a regression.
 
-    A sample with a feature or target that is not finite is left out.
+    Samples with a feature or target that is not finite are left out.
 
     Args:
         features: ``[m, r]``, the samples' features, without the constant.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
-    """Compute, for each participant and class, the cosine of the class's head row with the aggregate's (eq. 5).
+    """Compute the cosine between each participant's head row of a class and the aggregate's row of this class (eq. 5).
 
     Args:
         client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes; either the

@@ -61,8 +61,8 @@ def spread_add(
 def spread_merge(stretches: Tensor) -> Tensor:
     """Merge the clients' rows of running sums from successive periods of rounds.
 
-    A period of one round is added to the open block of the earlier periods. Before a longer period is added, the open
-    block is closed.
+    A client's rounds are divided into blocks, the last of which is open, that is incomplete. A period of one round is
+    added to the open block of the earlier periods; before a longer period, which has its own blocks, that block ends.
 
     Args:
         stretches: the rows of W periods, ``[W, n, 12]``, earliest first.
@@ -79,13 +79,15 @@ def spread_merge(stretches: Tensor) -> Tensor:
 
 
 def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the long-run variance of each client's value of a round: T times the variance of the mean of T rounds.
+    """Compute the long-run variance of each client's single-round values.
+
+    It is T times the variance of the mean of T rounds' values.
 
     Args:
         rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
 
     Returns:
-        The variances ``[n]``, NaN with fewer than two blocks, and the numbers of blocks ``[n]``.
+        The variances ``[n]``, NaN with fewer than two blocks of rounds, and the numbers of blocks ``[n]``.
     """
     count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
     mean = total / count.clamp_min(1)
@@ -95,13 +97,13 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the variance of each client's value of a round about its trend, from differences of successive rounds.
+    """Compute the variance of each client's single-round values about their trend, from successive differences.
 
     It is for metrics that *sum* the rounds' values. These values fall or rise in the course of training, most of all in
-    the first rounds. Such a trend is not an error of the sum, but deviations from the rounds' mean would include it.
-    The variance is therefore half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart,
-    "The mean square successive difference", Annals of Mathematical Statistics 12, 1941), which a slow trend hardly
-    changes. It assumes that the values of successive rounds vary independently about the trend.
+    the first rounds. Such a trend is not an error of the sum, but deviations from the mean would count it as one. The
+    variance is therefore half the mean square of the differences between successive rounds, which a slow trend hardly
+    changes (von Neumann, Kent, Bellinson and Hart, "The mean square successive difference", Annals of Mathematical
+    Statistics 12, 1941). It assumes that the values of successive rounds vary independently about the trend.
 
     Args:
         rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
@@ -123,8 +125,7 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Close the open block of each row, that is add it to the sums over closed blocks; return the new rows
-    ``[n, 12]``."""
+    """Close each client's open block: add it to the sums over closed blocks, and return the new rows ``[n, 12]``."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))

@@ -28,8 +28,8 @@ from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Merge the states ``[W, ...]`` of W successive parts of a run, earliest first, for ``add_state``'s reduction:
-    return for each entry its last value that is not NaN.
+    """Reduce the states ``[W, ...]`` of W successive parts of a run, earliest first, to one state: each entry's last
+    value that is not NaN. It is the ``dist_reduce_fx`` of such states.
     """
     latest = stretches[0]
     for later in stretches[1:]:
@@ -99,7 +99,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Unit of a value, as on an axis. :meth:`guide` returns ``unit``, ``sign`` and ``cost``."""
 
     sign = ""
-    """Meaning of positive, negative and zero values, in words; if empty, whether more or less is better."""
+    """Meaning of positive, negative and zero values, in words. If empty, guides say whether more or less is better."""
 
     cost = "see its documentation."
     """Cost of a round, in words."""
@@ -161,8 +161,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:
-        """Check before training that the metric works with the clients' numbers of training samples; by default it
-        does.
+        """Check before training that the metric works with the clients' numbers of training samples.
+
+        By default nothing is checked.
 
         Args:
             num_samples: ``[n]``, the numbers of training samples.
@@ -172,19 +173,20 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """
 
     def check_rounds(self, rounds: int) -> None:
-        """Prepare for a run of ``rounds`` rounds, and warn if it is too short for the metric's values; by default do
-        nothing. Called before training if the number of rounds is known.
+        """Prepare for a run of ``rounds`` rounds, and warn if the metric has no values after so few.
+
+        It is called before training if the number of rounds is known, and does nothing by default.
         """
 
     def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Check before training that the metric works with the server's data; by default it does.
+        """Check before training that the metric works with the server's data; by default nothing is checked.
 
         Args:
             server_data: the server's validation data; None: it has none.
             model: ``[P]``, the global model at the start of training.
 
         Raises:
-            ConfigurationError: the metric cannot work with them.
+            ConfigurationError: the metric cannot work with the server's data.
         """
 
     @abstractmethod
@@ -242,8 +244,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return {}
 
     def columns(self) -> list[str] | None:
-        """Return the names of the M columns of values ``[num_clients, M]`` for the reports; None if the columns are the
-        classes.
+        """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``; None if the
+        columns are the classes.
         """
         return None
 
@@ -323,16 +325,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
-        """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to``, ``cuda`` and ``set_dtype``; ``set_dtype``
-        does not convert integer states, which are counts."""
+        """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to`` and ``cuda``. In ``set_dtype``, skip
+        integer states, which are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
 
     @property
     def update_called(self) -> bool:
-        """Return whether the metric has ever been updated; unlike torchmetrics' own count, also after loading a
-        state."""
+        """Return whether the metric has ever been updated. Updates before a state was saved and loaded count, too, in
+        contrast to torchmetrics."""
         return super().update_called or bool(getattr(self, "rounds", 0))
 
     @property
@@ -347,7 +349,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Wrap ``update`` as torchmetrics does; the wrapper also checks the round's arguments and counts the rounds."""
+        """Wrap ``update`` as torchmetrics does. The wrapper first checks the arguments, and finally counts the
+        round."""
         arguments = inspect.signature(update)
 
         @functools.wraps(update)
@@ -375,8 +378,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
-        """Convert updates ``[k, P]`` to a :class:`ClientMatrix`; return a :class:`ClientMatrix`, which a
-        ``FederatedLoop`` passes, unchanged.
+        """Convert updates ``[k, P]`` to a :class:`ClientMatrix`. A ``FederatedLoop`` already passes one; it is returned
+        unchanged.
         """
         if not isinstance(client_updates, Tensor):
             return client_updates
@@ -390,8 +393,8 @@ _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return ``{name: value}`` of the constructor's arguments and the fold, as far as they are numbers, texts,
-    dictionaries, dataclasses or None."""
+    """Return ``{name: value}`` of a metric's fold and constructor arguments. Only numbers, texts, dictionaries,
+    dataclasses and None are included."""
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))

@@ -29,8 +29,8 @@ class CalibratedOTGradient(WassersteinContribution):
     with m the number of the client's samples, and f_l the dual potential of sample l in the optimal transport to the
     points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
     contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
-    the client (``client.ask(flsv.valuation.sample_values)``), and so does a picture of the most harmful images. The
-    client sends only the number of flagged samples and a histogram. ``flsv value`` draws the histograms.
+    the client, which reads them by ``client.ask(flsv.valuation.sample_values)``, and so does a picture of the most
+    harmful images. The client sends only the number of flagged samples and a histogram, which ``flsv value`` draws.
 
     The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
     ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
@@ -95,6 +95,6 @@ class CalibratedOTGradient(WassersteinContribution):
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's ``distance`` from the target and ``flagged``, its share of flagged samples, both
-        ``[num_clients]``."""
+        """Return ``distance``, each client's last Wasserstein distance as in :class:`WassersteinContribution`, and
+        ``flagged``, its share of flagged samples, both ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}

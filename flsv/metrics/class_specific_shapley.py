@@ -36,7 +36,7 @@ class ClassSpecificShapley(ContributionMetric):
     over classes, which is in [-1, 1] too; gamma of eq. 6, with which ShapFed weights its aggregation, is (1 + mean) /
     2, see :func:`flsv.functional.participant_weights`.
 
-    With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
+    With two classes one row of the head's update is minus the other (the gradients of two logits sum to 0), so that
     both classes have the same value. The value then shows which clients oppose the majority, such as a client with
     exchanged labels, and not how useful clients are; a warning is given before training. Figures are in
     ``docs/explanation/metrics.md``.
@@ -111,7 +111,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, str]:
-        """``{argument of update: attribute of the round}`` for arguments whose names differ from the attributes'."""
+        """``{argument of update: attribute of the round}``, for arguments that have another name than the attribute."""
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}

@@ -26,7 +26,7 @@ def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> T
 
 
 class CommunicationCost(ContributionMetric):
-    r"""Numbers of parameters that every client has sent and received so far.
+    r"""The numbers of parameters that each client has sent and received so far.
 
     .. math::
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
@@ -96,7 +96,7 @@ class CommunicationCost(ContributionMetric):
         uploaded_bytes: Tensor | None = None,
         downloaded_bytes: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Add the numbers and bytes that clients have sent and received in a round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

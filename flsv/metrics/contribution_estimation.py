@@ -80,7 +80,7 @@ class ContributionEstimation(ContributionMetric):
         combine: ``"times"``: the product of the two factors, as above; ``"plus"``: their sum.
         performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
             that the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        floor: the smallest share of a client.
+        floor: the number to which smaller shares of a client are raised.
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error that counts, as a multiple of the median over all clients; clients report errors
             themselves, and could exaggerate. None, as in the paper: no cap.
@@ -193,8 +193,8 @@ class ContributionEstimation(ContributionMetric):
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's mean ``cosine`` with the other clients' updates, and the mean ``error`` of the others'
-        model on its samples, both ``[num_clients]``.
+        """Return each client's mean ``cosine`` with the sum of the other clients' updates, and the mean ``error``, 1 -
+        score, of the average of their models on its validation samples, both ``[num_clients]``.
         """
         cosines, scores = self._means()
         return {"cosine": cosines, "error": 1 - scores}

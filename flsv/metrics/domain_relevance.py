@@ -121,7 +121,7 @@ class DomainRelevance(ContributionMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of
-        relevant pairs that were evaluated; an empty dictionary if :attr:`truth` is None.
+        relevant pairs that were evaluated. Return an empty dictionary if :attr:`truth` is None.
         """
         truth = self.truth
         if truth is None:

@@ -31,15 +31,15 @@ class GradientAgreement(ContributionMetric):
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
     with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
-    :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N` the sum of the updates scaled to one length,
-    weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of updates;
-    no coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or if it
-    raises the loss and opposes the other clients' updates.
+    :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N^t` the sum of the updates, each scaled to length
+    1 and weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of
+    updates; no coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or
+    if it raises the loss and opposes the other clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
-    early. So :math:`u_i` is a ratio estimate: the sum over the client's rounds is multiplied by the sum of the cohorts'
-    mean absolute values over all rounds, and divided by that over the client's rounds. With full participation it
-    equals the plain sum.
+    early. So :math:`u_i` is a ratio estimate: the sum of the client's terms is multiplied by :math:`A / A_i`, where A
+    is the sum, over all rounds, of the mean absolute term of the round's clients, and :math:`A_i` the same sum over the
+    client's rounds. With full participation :math:`A = A_i`.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
     (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
@@ -167,8 +167,8 @@ class GradientAgreement(ContributionMetric):
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return ``descent``, the terms :math:`u_i`, and ``cosine``, each client's mean cosine with the sum of updates,
-        both ``[num_clients]``.
+        """Return ``descent``, each client's :math:`u_i` in the class's formula, and ``cosine``, its mean cosine with
+        the sum of updates, both ``[num_clients]``.
         """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
@@ -191,7 +191,7 @@ class GradientAgreement(ContributionMetric):
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute the slopes of a logged loss along the updates of a round's k clients, float64 ``[k]``, positive if the
-    loss rises. The difference quotients take k + 1 evaluations of ``measure``, the performance measure of this loss.
+    loss rises. ``measure``, which is minus the loss, is evaluated k + 1 times, for difference quotients.
     """
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))

@@ -32,9 +32,9 @@ class InRunShapley(ContributionMetric):
     z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
     from the updates alone. The client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value
     among classes, so a client cannot raise its value by its report. The column ``"rest"`` is the part of the value that
-    is due to no sample: to weight decay, clipping, momentum of an earlier round, changes by uploads or attacks, and
-    steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how far
-    the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
+    comes not from samples but from weight decay, clipping, momentum of an earlier round, changes by uploads or attacks,
+    and steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how
+    far the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
     round's step D, which is not known during local training.
 
     Values are summed over rounds, as the paper sums them over steps; a client gets 0 in a round in which it is absent.
@@ -129,14 +129,14 @@ class InRunShapley(ContributionMetric):
         hessian_products: Tensor | None = None,
         server_lr: float = 1.0,
     ) -> None:
-        """Update the states with one round of k clients; the arguments are explained at the class.
+        """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``.
-            in_run_values: ``[k, M]``.
-            gradient_products: ``[k]``.
-            aggregation_weights: ``[k]``.
-            hessian_products: ``[k, k]`` for ``order=2``, None for ``order=1``.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            in_run_values: ``[k, M]``, the reported in-run values of each client's samples, summed by class.
+            gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient with the updates d_i.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
+            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian; None for ``order=1``.
             server_lr: the server's learning rate.
         """
         if in_run_values.shape != (len(client_ids), self.num_classes):
@@ -156,8 +156,8 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the sums over rounds ``[num_clients, M + order]``, see :meth:`columns`; NaN for clients that never
-        took part."""
+        """Compute the sums over rounds ``[num_clients, M + order]``: the classes' columns, ``"rest"`` and, for
+        ``order=2``, ``"curvature"``; NaN for clients that never took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

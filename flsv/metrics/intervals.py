@@ -19,11 +19,11 @@ OverRounds = Literal["sum", "momentum", "mean"] | None
 
 
 class WithIntervals(Metric):
-    """Base class of metrics whose value is computed from the values of single rounds.
+    """Base class that adds intervals to metrics which combine the values of single rounds.
 
-    A subclass with intervals declares in ``over_rounds`` how it combines rounds, and its ``update`` passes the values
-    of each round to :meth:`note_round`. This class adds the state ``round_spread`` for them, from which
-    :meth:`intervals` computes the intervals that tables, charts, reports and ``flsv bench`` show.
+    A subclass declares in ``over_rounds`` how it combines rounds, and its ``update`` passes the values of each round to
+    :meth:`note_round`, which adds them to the state ``round_spread``. From this state :meth:`intervals` computes the
+    intervals in tables, charts, reports and ``flsv bench``. If ``over_rounds`` is None, there are no intervals.
 
     Example:
         >>> from flsv.metrics.base import ContributionMetric
@@ -62,20 +62,20 @@ class WithIntervals(Metric):
     round_spread: Tensor
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the low and high ends ``[num_clients]`` of an interval around every client's overall value.
+        """Compute the low and high ends ``[num_clients]`` of an interval around every client's value over all rounds.
 
-        The interval is for the value that the same training would have with other, similar rounds. Half its width is
+        The interval is for the value that the same training would give with other, similar rounds. Half its width is
         Student's t quantile times a standard error. The standard error of a sum comes from the differences between the
         client's successive rounds, that of an average from a block bootstrap of its rounds' values (both in closed
-        form, see :mod:`flsv.functional.streaming_variance`). If the estimator's standard error gives a wider interval,
-        that is used. Changes of the rounds' values in the course of training count as spread, so few rounds with steep
-        gains make the interval too wide. For a metric that keeps the last round's value only, the width is the spread
-        of single rounds. **Not** covered are other seeds (see ``flsv repeat``), participants and validation sets, and
-        the metric's difference from values by retraining.
+        form, see :mod:`flsv.functional.streaming_variance`). If the interval from ``stderr`` in ``diagnostics`` is
+        wider, that one is used. Changes of the rounds' values in the course of training count as spread, so few rounds
+        with steep gains make the interval too wide. For a metric that keeps the last round's value only, the width is
+        the spread of single rounds. **Not** covered are other seeds (see ``flsv repeat``), participants and validation
+        sets, and the metric's difference from values by retraining.
 
         Args:
             level: the confidence level, in (0, 1).
-            value: the clients' overall values ``[num_clients]``; by default the current values.
+            value: the clients' values ``[num_clients]`` over all rounds; by default the current values.
 
         Returns:
             The low and the high ends, clipped to the metric's bounds; NaN for a client with fewer than two rounds and
@@ -106,8 +106,8 @@ class WithIntervals(Metric):
         return self._bounded(value - half), self._bounded(value + half)
 
     def _variance(self) -> tuple[Tensor, Tensor]:
-        """Estimate the variance of a single round's value for each row of ``round_spread``; return the estimates and
-        their degrees of freedom.
+        """Estimate the variance of a client's single-round values, one for each row of ``round_spread``; return the
+        estimates and their degrees of freedom.
         """
         if self.over_rounds == "sum":
             return step_variance(self.round_spread)
@@ -125,7 +125,7 @@ class WithIntervals(Metric):
         return end if low is None and high is None else end.clamp(low, high)
 
     def _squares(self) -> Tensor:
-        """Return, for each row of ``round_spread``, the sum of the squared weights of its rounds in the value."""
+        """Return, for each row of ``round_spread``, the sum of squares of the rounds' weights in the client's value."""
         count, factors = self.round_spread[:, 0], self.round_spread[:, 9]
         if self.over_rounds == "momentum":
             return momentum_squares(count, self.momentum, init=self.init is not None)
@@ -145,7 +145,7 @@ class WithIntervals(Metric):
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values from this round only, one number over all classes.
-            factor: for a ``"sum"``, the weight of this round's values in it, ``[k]`` or one number for all clients.
+            factor: for ``over_rounds="sum"``, the round's weight in the sum, ``[k]`` or one number for all clients.
             keep: the number by which the weights of all earlier rounds are multiplied; 1 leaves them as they are.
         """
         if self.over_rounds is not None:

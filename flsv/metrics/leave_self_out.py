@@ -50,8 +50,8 @@ def scores_without_own(
         performance: the performance measure.
 
     Returns:
-        The scores of the clients that have answered, in their order, float64; and bool ``[k]``, True for a client that
-        has answered.
+        The scores of the r clients that have answered, float64 ``[r]``, in the order of ``clients``; and bool ``[k]``,
+        True for a client that has answered.
 
     Raises:
         ValueError: a score is not finite.

@@ -50,7 +50,7 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Return the needs of a metric, as keys of :data:`NEEDS`.
+    """Return what the server must have or receive for a metric, as keys of :data:`NEEDS`.
 
     Args:
         metric: a metric of flsv, a metric of your own, or any torchmetrics metric.
@@ -75,7 +75,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe a metric's needs in words.
+    """Describe the needs of a metric, see :func:`needs_of`, in words.
 
     Example:
         >>> from flsv.metrics import CosineGradientShapley

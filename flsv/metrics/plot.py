@@ -39,8 +39,7 @@ def plot_contributions(
         ax: a matplotlib axis to draw into; by default that of a new figure, which is not registered with pyplot.
         name: the title.
         class_names: labels of the M columns; None: they are numbered.
-        columns: the word for a column, such as ``"class"``, below the axis and before the number of a column without a
-            name; empty: no word.
+        columns: title of the axis of the M columns, such as ``"class"``; empty: no title.
         client_names: names of the n clients; None: they are numbered.
         unit: the unit of a value.
         limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
@@ -78,7 +77,7 @@ def plot_contributions(
 
 
 def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
-    """Make an empty figure, as large as a picture of ``val`` needs to be.
+    """Make an empty figure that is large enough for a picture of ``val``.
 
     Args:
         val: the values to draw, as for :func:`plot_contributions`.

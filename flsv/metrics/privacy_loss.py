@@ -85,8 +85,8 @@ class PrivacyLoss(ContributionMetric):
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
 
     def spent(self) -> str | None:
-        """Return a message on the client with the most rounds if another round would exceed its ``max_epsilon``; None
-        if all clients can afford another round.
+        """Return a message if the client with the most rounds would exceed ``max_epsilon`` in another round; None if
+        all clients can afford another round.
 
         All clients are examined, since the clients of the next round are not drawn yet.
         """

@@ -118,7 +118,7 @@ class ProxyShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """``{argument of update: attribute of the round, or function of the round}``, for a ``FederatedLoop``."""
+        """``{argument: attribute of the round, or f(round)}``, for arguments of ``update`` in a ``FederatedLoop``."""
         return {"validation": "server_data", "generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:
@@ -144,7 +144,7 @@ class ProxyShapley(MeasuredMetric):
         """Try before training whether the features and the performance can be computed on the validation samples.
 
         Raises:
-            ConfigurationError: they cannot, see the class.
+            ConfigurationError: they cannot be computed, for the reasons listed at the class.
         """
         if server_data is not None:  # without validation data the loop has refused the metric
             self._server(server_data, model)
@@ -170,7 +170,8 @@ class ProxyShapley(MeasuredMetric):
         round_index: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Ask all clients for their statistics and compute the values of the proxy game, in the rounds of ``every``.
+        """Ask all clients for their statistics and compute the values of the proxy game, in the rounds that ``every``
+        selects.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

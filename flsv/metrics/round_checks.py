@@ -24,8 +24,8 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
 
 
 def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the tensors in ``arguments`` that have one row per client have k = len(client_ids) rows:
-    a single row would be broadcast to all clients."""
+    """Raise ValueError unless each tensor in ``arguments`` that is to have one row per client has k = len(client_ids)
+    rows. Without this check a single row would be broadcast to all clients."""
     for name in BY_CLIENT & arguments.keys():
         value = arguments[name]
         if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:

@@ -85,18 +85,19 @@ class ShadowShapley(MeasuredMetric):
     With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
     underpaid.
 
-    **Intervals.** The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10
-    cases; their width comes from differences between seeds in other federations and from this run's own spread, see
-    :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain`` measure the difference between seeds
-    in this federation.
+    **Intervals.** The values depend on this run's seed. Reports show their intervals in brackets. The brackets hold the
+    mean over many seeds in about 9 of 10 cases; their width comes from differences between seeds in other federations
+    and from this run's own spread, see :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain``
+    measure the difference between seeds in this federation.
 
     **Other settings.** Each coalition has its own aggregator, filters and metric that the aggregator reads; attacks,
     compression and client algorithms apply to every coalition. An error is raised before training for personalizers;
     for parts of the module that stay at the clients; for colluders, who compare the updates of one cohort; for privacy,
-    whose noise would be spent on each of these models; and for clients on remote sites if rows are not possible. A fit
-    of a coalition has as many rounds as the run had, and the run's callbacks, but no loggers, checkpoints, progress
-    bars, early stopping or time limit. The utilities of trained coalitions are stored in ``coalitions.csv``: after a
-    kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
+    whose noise would be spent on each of these models; and for clients on remote sites if coalitions cannot train
+    during the run. A fit of a coalition has as many rounds as the run had, and the run's callbacks, but no loggers,
+    checkpoints, progress bars, early stopping or time limit. The utilities of trained coalitions are stored in
+    ``coalitions.csv``: after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains
+    the rest.
 
     With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server
     needs no validation data, see :mod:`flsv.games.judges`. In trials a client that reported false scores raised its
@@ -197,18 +198,18 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def trains(self) -> Coalitions:
-        """The coalitions whose models are to be trained for the metric, as the argument ``coalitions`` names them."""
+        """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
         return self.coalitions
 
     @property
     def pending(self) -> str | None:
-        """Text that says that there are no values yet, since coalitions are trained after the run; None otherwise."""
+        """Message that there are no values before the coalitions are trained after the run; None otherwise."""
         return self._pending
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
-        """Store how untrained models are built, whose utilities show the effect of initial weights on the values.
+        """Store a function that builds untrained models, whose utilities show how much initial weights change values.
 
-        Called before the first round. Nothing is stored if clients are the judges.
+        It is called before the first round. Nothing is stored if clients are the judges.
 
         Args:
             build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``; None: there are no such models.
@@ -217,9 +218,9 @@ class ShadowShapley(MeasuredMetric):
             self._build = build
 
     def await_training(self, after_the_run: bool) -> None:
-        """Set whether the coalitions are trained after the run, so that :meth:`complete` has to be called then.
+        """Set whether the coalitions are trained after the run. If so, :meth:`complete` has to be called afterwards.
 
-        Called before the first round, and again if the way of training changes during the run.
+        It is called before the first round, and again if the way of training changes during the run.
         """
         self._pending = "values stand after training" if after_the_run else None
 
@@ -331,13 +332,13 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def value_again(self, round_index: int) -> None:
-        """Discard the values after the round ``round_index``, which turned out to be wrong, so that :meth:`deliver` and
-        :meth:`complete` can set them."""
+        """Discard the utilities of all rounds, and prepare for :meth:`deliver` and :meth:`complete` to set those after
+        the round ``round_index``. Called if values turned out to be wrong."""
         self.valued = self.valued.new_tensor([round_index])
         self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
 
     def deliver(self, nobody: Tensor, everybody: Tensor) -> None:
-        """Set the utilities of the empty and the full coalition after the last round of :meth:`complete`.
+        """Replace the utilities of the empty and the full coalition after the last of the stored rounds.
 
         Args:
             nobody: ``[]`` or ``[M]``, the utility of the initial model.
@@ -348,14 +349,15 @@ class ShadowShapley(MeasuredMetric):
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never
-        took part, and as long as there are none, see :attr:`pending`.
+        took part, and for all clients before the first values, see :attr:`pending`.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the low and high ends ``[num_clients]`` of the intervals in brackets, see
-        :mod:`flsv.functional.shapley.one_seed`; None for values per class, and if ``value`` is not the current value.
+        """Compute the low and high ends ``[num_clients]`` of intervals for the mean values over many seeds, see
+        :mod:`flsv.functional.shapley.one_seed`; return None for values per class, or if ``value`` is not the
+        current value.
 
         Args:
             level: the confidence level, in (0, 1).

@@ -21,8 +21,8 @@ def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsil
         matrix: the updates ``[k, P]``.
         norms: ``[k]``, the updates' lengths.
         weights: ``[k]``, the updates' weights in the sum, on the device and in the dtype of ``norms``.
-        epsilon: number that is added to each length by which an update is divided in the sum; the denominators of the
-            cosines do not contain it.
+        epsilon: number that is added to an update's length when the update is scaled for the sum, but not in the
+            denominators of the cosines.
     """
     total = matrix.combine(weights / (norms + epsilon))
     return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))

@@ -162,5 +162,6 @@ class WassersteinContribution(ContributionMetric):
         return contribution_shares(self.distances)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's last ``distance`` from the target ``[num_clients]``."""
+        """Return ``distance``, each client's last distance from the validation set or the barycenter,
+        ``[num_clients]``."""
         return {"distance": self.distances.clone()}

@@ -71,8 +71,8 @@ class Valuation:
 
     @property
     def flagged(self) -> Tensor:
-        """Number of each client's flagged samples, int64 ``[k]``, including all samples that are not finite; only
-        these if samples were not valued."""
+        """Number of each client's flagged samples, int64 ``[k]``. Samples that are not finite count as flagged, also if
+        samples were not valued."""
         counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
         return torch.tensor(counts, dtype=torch.long)
 
@@ -159,7 +159,7 @@ class FedBary(ValidatedArguments):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """Return the number of support points for clients with these numbers of samples: ``support``, or its default.
+        """Return ``support``, or if that is None its default for clients with the given numbers of samples.
 
         Args:
             samples: ``{client id: number of samples}``; clients without samples are ignored.
@@ -250,7 +250,7 @@ class FedBary(ValidatedArguments):
             y: the samples' classes ``[m]``.
 
         Returns:
-            The points, each with features and label coordinates, of the samples with finite features; and d.
+            The points, each with features and label coordinates, of the m' samples; and the number d of features.
         """
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)

@@ -37,7 +37,8 @@ Rule = Literal["outlier", "positive"]
 
 @dataclass(frozen=True)
 class Labels:
-    """Options ``covariance`` and ``label_weight`` of :func:`flsv.functional.label_embedding`."""
+    """Options of a point's label coordinates: ``covariance`` and, here called ``weight``, ``label_weight`` of
+    :func:`flsv.functional.label_embedding`."""
 
     covariance: Covariance
     weight: float
@@ -64,7 +65,7 @@ class FirstAnswer:
         samples: number of training samples that take part.
         broken: number of training samples that do not take part, because they or their features are not finite.
         features: d, the number of features of a sample; 0 for a client without finite samples.
-        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 likewise.
+        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 as for ``features``.
     """
 
     samples: int
@@ -262,10 +263,11 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Calibrate gradients ``[m]`` within each class (equation 11 of FedBary, CVPR 2024, with sums over a class).
+    """Calibrate gradients within each class: subtract from each the mean gradient of the other samples of its class.
 
-    The result for a sample is the rate at which the distance grows if the sample gets more weight and the other samples
-    of its class get less. The results sum to 0 in each class. (Without this, a gradient also depends on how often the
+    This is equation 11 of FedBary (CVPR 2024) with a sum over the sample's class instead of over all samples. The
+    result for a sample is the rate at which the distance grows if the sample gets more weight and the other samples of
+    its class get less. The results sum to 0 in each class. (Without this, a gradient also depends on how often the
     sample's class occurs at the client and in the target, which hides wrong labels.)
 
     Args:

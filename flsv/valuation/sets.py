@@ -38,7 +38,7 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """Return a data module's clients, and the server's data with the validation set, or None if there is no such set.
+    """Return a data module's clients, and the server's data; the latter are None without a validation set.
 
     Args:
         data: a :class:`flsv.FederatedDataModule` after ``setup``.

@@ -25,9 +25,11 @@ from flsv.utilities.declared import Positive, checked
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
-    """Compute, for each size s = 0..n-1, the total weight q_s of the coalitions of this size that a player joins.
+    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins.
 
         q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
+
+    with p_s the weight of each single coalition of size s.
 
     Args:
         num_players: the number n of players.
@@ -90,9 +92,9 @@ def beta_shapley(
         alpha: the first parameter of the Beta distribution, above 0. The paper takes alpha = 16 and beta = 1 for data
             with label noise; alpha = 1 and beta = 4 are robust to duplicates.
         beta: its second parameter, above 0.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
-            every player and size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n)
-            in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum
+            covers, for each player and size, a coalition with the player and one without: 48 evaluations for 10
+            players, in general about 2 n (1 + log n).
         generator: the random generator that draws the coalitions; None: torch's default.
         target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 

@@ -26,14 +26,15 @@ MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often f
 
 
 class Sampling:
-    """The memoized game, the budget and the stopping rule of one call of a sampled estimator.
+    """Memoized game, budget and stopping rule of one call of a sampled estimator.
 
     Args:
         name: the estimator's name, for error messages.
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: the largest number of distinct evaluations; None: 50 n, or all 2^n if there is a target.
+        budget: the largest number of distinct evaluations; None: 50 n (at least ``minimum``, at most 2^n), or 2^n if
+            there is a target.
         minimum: the number of evaluations that an estimate needs; numbers above 2^n count as 2^n.
         target_stderr: stop as soon as every standard error is at most this number, above 0; None: no target.
 
@@ -86,12 +87,12 @@ players.
 
     @property
     def buys_all(self) -> bool:
-        """Return whether the budget suffices for all coalitions, and there are few enough of them to enumerate."""
+        """Return whether all coalitions can be evaluated: the budget suffices, and there are at most 22 players."""
         return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
 
     @property
     def exact(self) -> bool:
-        """Return whether all coalitions are enumerated: there is no target, and the budget suffices for them."""
+        """Return whether all coalitions are to be evaluated: :attr:`buys_all`, and there is no target."""
         return self.target_stderr is None and self.buys_all
 
     @property
@@ -100,7 +101,7 @@ players.
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Count the groups of coalitions, from the first on, that the remaining budget suffices to evaluate completely.
+        """Return how many groups of coalitions, from the first on, can be evaluated with the remaining budget.
 
         Args:
             groups: bool ``[G, K, n]``, G groups of K coalitions, in the order of evaluation.

@@ -35,17 +35,18 @@ def complementary_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by each player's mean complementary contribution, coalition size by size.
+    """Estimate the Shapley value by mean complementary contributions.
 
-    The complementary contribution of a coalition is its utility minus that of all other players.
+    The complementary contribution of a coalition is its utility minus that of all other players. A player's value
+    is the mean over the drawn coalitions of one size that contain the player, averaged over the sizes.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
-            every player and size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in
-            general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum
+            covers, for each player and size, a coalition with the player and its complement: 50 evaluations for 10
+            players, in general about 2 n (1 + log n).
         generator: the random generator that draws the coalitions; None: torch's default.
         target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 

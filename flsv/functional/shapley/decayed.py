@@ -39,7 +39,7 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 def decayed_shapley(
     values: Tensor, decay: Annotated[float, Gt(0), Le(1)] = 0.8, threshold: NonNegative = 0.0, normalize: bool = True
 ) -> Tensor:
-    r"""Sum each client's shares of the rounds' gains, with weights that decay from round to round.
+    r"""Sum up each client's shares of the rounds' gains in utility, with weights that decay from round to round.
 
     .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 

@@ -115,7 +115,10 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of Shapley values by the size of the coalitions S (see the module), and the estimates made of them.
+    """Samples of Shapley values, sorted by the size of the coalition S that is drawn for them, and their estimates.
+
+    A sample has a coalition S for each player i, which contains neither i nor the base player k. U(S + k) - U(S + i)
+    estimates SV_k - SV_i; these differences and U(N) - U(empty) give the Shapley values SV of all players.
 
     Args:
         run: the game, the budget and the target of the call.
@@ -185,7 +188,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values computed from their utilities to the samples by size.
+        """Evaluate drawn coalitions, and add the Shapley values that follow from them to the samples of their size.
 
         Args:
             sizes: int ``[R]``, see :meth:`coalitions`.
@@ -207,7 +210,7 @@ class _Strata:
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
 
-        The smallest and the largest size have only one coalition S and need one sample; all other sizes need two.
+        The smallest and the largest size have only one S per player and need one sample; all other sizes need two.
         """
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
@@ -217,7 +220,7 @@ class _Strata:
     def freedom(self) -> Tensor:
         """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
 
-        (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the variances and sample counts of the sizes.
+        They are (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the sizes' variances and sample counts.
         """
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
@@ -228,7 +231,7 @@ class _Strata:
 
 
 def _pattern(size: int, others: int) -> Tensor:
-    """Return the shared coalitions S of one size, by positions in a random order of all players but the base player.
+    """Return a coalition S for each player, with players as positions in a random order without the base player.
 
     Args:
         size: the size of S.

@@ -48,19 +48,22 @@ def gtg_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by guided, truncated Monte Carlo over orders of the players.
+    """Estimate the Shapley value by GTG-Shapley: mean marginal contributions over random orders of the players.
+
+    Each player comes first in equally many orders (guided). An order is truncated once its utility is close to that of
+    the grand coalition: the order's remaining players get 0.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once; an order or a round is truncated if all M games are within the threshold.
         num_players: the number n of players.
         truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
-            paper's epsilon_i), as a fraction of the larger of the absolute utilities of the empty and the grand
-            coalition; None: no truncation within a round.
+            paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition;
+            None: orders are not truncated.
         round_truncation: the largest difference between the utilities of the empty and the grand coalition at which all
-            values are 0 (the paper's epsilon_b), as the same fraction; None: no truncation between rounds.
-        convergence: the relative change of the running mean below which it counts as converged; None: sample until
-            the budget is spent.
+            values are 0 (the paper's epsilon_b), relative to the same number; None: values are always estimated.
+        convergence: stop once each of the last 10 running means of the values differs from the present one by less than
+            this number (relative, averaged over the players); None: sample until the budget is spent.
         budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
             order, n + 1 evaluations.
         generator: the random generator that draws the orders; None: torch's default.
@@ -118,12 +121,12 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Return whether the running mean of marginal contributions has converged, see the module's text.
+    """Return whether the running mean of marginal contributions has converged; never before max(30, n) orders.
 
     Args:
         samples: ``[P, n, M]``, the contributions along the P orders so far.
-        threshold: the relative difference, averaged over the players, that all of the last 10 running means must stay
-            below.
+        threshold: the bound on the relative difference, averaged over the players, between each of the last 10 running
+            means and the present one.
     """
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False

@@ -40,7 +40,7 @@ from flsv.functional.shapley.random_coalitions import random_coalitions, random_
 
 @dataclass
 class Layer:
-    """All coalitions of one size, or all pairs of a coalition of this size and its complement, and those drawn so far.
+    """Layer of coalitions of one size, or of pairs of such a coalition and its complement, with those drawn so far.
 
     Attributes:
         size: the size s of the coalitions; for pairs, that of the smaller half.
@@ -66,13 +66,13 @@ class Layer:
 
 
 class LayeredSample:
-    """A sample of distinct coalitions of each size, see :mod:`flsv.functional.shapley.layers`.
+    """Random sample of distinct coalitions of each size from 1 to n - 1, drawn without replacement.
 
     Args:
         num_players: the number n of players.
-        paired: draw each coalition together with its complement.
-        cover: draw, for every player and size, a coalition with the player and one without.
-        share: a function from a layer to the number that its draws are proportional to; None: the sum of
+        paired: whether to draw each coalition together with its complement.
+        cover: whether to draw at least one coalition with and one without each player at every size.
+        share: function of a layer; the number of draws from a layer is proportional to its result. None: the sum of
             1 / sqrt(s (n - s)) over the layer's sizes s.
         generator: the random generator of the draws; None: torch's default.
 
@@ -124,7 +124,7 @@ class LayeredSample:
             self._draw(layer, count)
 
     def _equal_spread(self, layer: Layer) -> float:
-        """Compute the default of ``share``, which suits utilities that spread equally at all sizes."""
+        """Compute the default of ``share``, which is optimal if utilities have the same variance at all sizes."""
         return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
@@ -177,7 +177,7 @@ class LayeredSample:
 
 
 def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
-    """Compute the variance of an estimate that comes from the sampling of one layer.
+    """Compute the part of an estimate's variance that comes from the sampling of one layer.
 
     Args:
         layer: the layer, with m draws.

@@ -21,7 +21,7 @@ def leave_one_out(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    r"""Compute each player's leave-one-out value U(N) - U(N \ {i}), with U the game, N all players and i the player.
+    r"""Compute the leave-one-out value U(N) - U(N \ {i}) of each player i, with U the game and N all players.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or

@@ -58,7 +58,7 @@ class MemoizedGame:
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions; coalitions without a stored utility are evaluated.
+        """Return the utilities of coalitions. Only coalitions without a stored utility are evaluated, and then stored.
 
         Args:
             masks: bool ``[..., n]``.
@@ -74,7 +74,7 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations that are needed for the first g + 1 groups of coalitions, for each g.
+        """Count, for each g, the new evaluations that the first g + 1 groups of coalitions take.
 
         Args:
             masks: G groups of K coalitions, bool ``[G, K, n]``.
@@ -93,7 +93,7 @@ class MemoizedGame:
         return ends[0], ends[1]
 
     def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
-        """Make a :class:`ShapleyEstimate` in the dtype of the utility's results, without the axis M if they have none.
+        """Make a :class:`ShapleyEstimate` in the dtype of the utility's results, without the axis M for a scalar game.
 
         Args:
             values: float64 ``[n, M]``.

@@ -37,15 +37,18 @@ SEED_DEVIATION, WITH_UNTRAINED = 0.025, 0.045
 def one_seed_stderr(
     values: Tensor, stderr: Tensor, untrained: Tensor | None = None, recent: Tensor | None = None
 ) -> Tensor:
-    """Compute the standard error of one seed's Shapley values as estimates of the mean over many seeds.
+    """Compute the standard error with which one seed's Shapley values estimate the mean values over many seeds.
+
+    Its square is the sum of up to four squares: of ``stderr``; of a fixed fraction of the sum of all positive values,
+    0.025 with ``untrained`` and 0.045 without; of the standard deviation of ``untrained``, divided by n; and of the
+    standard deviation of ``recent`` over rounds (root mean square over the players).
 
     Args:
         values: the Shapley values of n players, ``[n]``, or ``[n, M]`` for M games.
         stderr: the values' standard error due to coalitions that were not trained, of the same shape; 0 if all were.
         untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights; None:
             they are not known.
-        recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds; None: not known, and the
-            part r is left out.
+        recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds; None: they are not known.
 
     Returns:
         float64 ``[n]`` or ``[n, M]``.

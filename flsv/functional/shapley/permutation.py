@@ -40,7 +40,7 @@ def marginals_along(
     truncation: float | Tensor | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """Compute the marginal contributions of all players along given orders.
+    """Compute the marginal contributions of all players along given orders of the players.
 
     With ``size_weights`` q, the contribution of a player that joins s others is multiplied by n q_s. A player has each
     position with probability 1/n, so the mean over random orders is the semivalue with the weights q.
@@ -48,7 +48,7 @@ def marginals_along(
     Args:
         game: the memoized game.
         permutations: int ``[P, n]``, the orders of the n players.
-        truncation: as for :func:`permutation_shapley`; a tensor ``[M]`` has one threshold per column of the utility.
+        truncation: as for :func:`permutation_shapley`; a tensor ``[M]`` has one threshold for each of M games.
         size_weights: the n weights q of a semivalue; None: those of the Shapley value.
 
     Returns:
@@ -98,13 +98,13 @@ def permutation_shapley(
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
         antithetic: whether to draw each order together with its reverse.
-        truncation: stop an order once every column of the utility is within this number of the grand coalition's
-            utility, in the utility's unit (TMC); None: never stop.
-        num_permutations: the largest number of orders (rounded up to pairs), such as pFedSV's 3 n; None: as many as the
-            budget suffices for.
+        truncation: truncate an order once its utility differs from the grand coalition's by at most this number, in the
+            utility's unit and in each of the M games: the remaining players get 0 (TMC). None: never.
+        num_permutations: the largest number of orders, such as pFedSV's 3 n, rounded up to an even number with
+            ``antithetic``; None: as many as the budget suffices for.
         budget: largest number of distinct evaluations; None: 50 n, 2^n with ``target_stderr``, or no limit with
-            ``num_permutations``. The minimum is the largest number of evaluations for one pair, 2 n (n + 1 with
-            ``antithetic=False``).
+            ``num_permutations``. The minimum covers one pair of orders, 2 n evaluations, or with
+            ``antithetic=False`` one order, n + 1.
         generator: the random generator that draws the orders; None: torch's default.
         target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
         size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
@@ -200,11 +200,11 @@ class _Walk:
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
-        """Choose how many groups to draw next.
+        """Choose how many groups to draw in the next batch.
 
         Args:
             safe: the number of groups that the budget suffices for in any case, see :meth:`_safe`.
-            affordable: the number of groups of the last batch that were evaluated.
+            affordable: how many groups of the last batch the budget sufficed for.
         """
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:

@@ -35,13 +35,13 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the coalitions of the first 1, 2, ..., n - 1 players of orders.
+    """List the coalitions that each order passes through: its first player, its first two, ..., its first n - 1.
 
     Args:
         permutations: P orders of the n players, int ``[P, n]``.
 
     Returns:
-        bool ``[P, n-1, n]``, from the first player alone to all but the last.
+        bool ``[P, n-1, n]``.
 
     Example:
         >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()

@@ -96,8 +96,9 @@ def estimator_of(
     Args:
         value: the name of the semivalue.
         estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` means
-            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator of its name; its default
-            budget is all coalitions for up to 10 players, and 20 evaluations per player for more.
+            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator named after it. Unless
+            ``arguments`` has a budget, ``"auto"`` takes all coalitions of up to 10 players, and 20 evaluations per
+            player for more.
         num_players: the number n of players.
         arguments: keyword arguments for the estimator; for the Beta value also its ``alpha`` and ``beta``.
 
@@ -130,11 +131,11 @@ def estimator_of(
 def check_estimator(
     owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
 ) -> None:
-    """Raise unless an estimator exists, estimates a semivalue, and takes the given arguments.
+    """Raise unless an estimator exists, can estimate the semivalue ``value``, and takes the given arguments.
 
     Args:
         owner: the name of the class whose options are checked, for the message.
-        estimator: as for :func:`estimator_of`; for ``"auto"``, the arguments of the estimator that it stands for count.
+        estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
         arguments: keyword arguments for the estimator.
         value: the name of the semivalue.
 

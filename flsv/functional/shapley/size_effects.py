@@ -32,7 +32,7 @@ def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
         utilities: the coalitions' utilities, float64 ``[K, M]``.
 
     Returns:
-        ``{size: differences}`` for those of the sizes 1 to n - 1 of which ``masks`` has all coalitions; the n players'
+        ``{size: differences}`` for each size from 1 to n - 1 of which ``masks`` has all coalitions; the n players'
         differences are float64 ``[n, M]``.
 
     Example:
@@ -52,10 +52,10 @@ def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
 
 
 def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
-    """Compute Shapley values from all coalitions of some sizes.
+    """Compute Shapley values from coalitions among which some sizes are complete.
 
-    Each player's effects at these sizes, see :func:`size_effects`, are interpolated to the other sizes, linearly in the
-    logarithm of the size.
+    Each player's effects at the complete sizes, see :func:`size_effects`, are interpolated to the other sizes, linearly
+    in the logarithm of the size.
 
     Args:
         masks: K distinct coalitions, bool ``[K, n]``, the empty and the grand coalition among them.
@@ -63,8 +63,8 @@ def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
 
     Returns:
         float64 ``[n, M]``, whose sum over the players is the utility of the grand coalition minus that of the empty
-        one; exact if all coalitions are given. None if a coalition of size 1 or n - 1 is missing: then there is nothing
-        to interpolate from at this end.
+        one; exact if all coalitions are given. None if a coalition of size 1 or n - 1 is missing, since effects are
+        interpolated between these sizes.
 
     Example:
         A game of six players in which U(S) is the square root of the sum of the members' numbers, with 29 of its 64

@@ -75,9 +75,9 @@ def stratified_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
-            every player and size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n)
-            in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum
+            covers, for each player and size, a coalition with the player and one without: 48 evaluations for 10
+            players, in general about 2 n (1 + log n).
         generator: the random generator that draws the coalitions; None: torch's default.
         target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 

@@ -55,9 +55,9 @@ def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, leve
 
 
 def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> float:
-    """Estimate by which factor the number of evaluations has to grow until a pair of values differs significantly.
+    """Estimate by which factor to increase the number of evaluations so that a pair of values differs significantly.
 
-    With this many evaluations, :func:`pairs_differ` would find a differing pair in half of all cases.
+    After this increase, :func:`pairs_differ` would return True in half of all cases.
 
     The estimate is not made from the largest gap: of values that are nearly all noise the gap is itself noise, about q
     standard errors at any budget (q as in :func:`pairs_differ`). It is made from the spread of the values beyond their

@@ -75,7 +75,7 @@ CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's
 
 @dataclass
 class Surrogate:
-    """A game g(S) = offset + sum_T a_T k(S, T), fitted to coalitions T.
+    """Game g(S) = offset + sum_T a_T k(S, T), with a kernel k, fitted to the utilities of coalitions T.
 
     Attributes:
         parts: the kernels whose weighted sum is the kernel k, each with its weight.
@@ -149,7 +149,7 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    r"""Estimate the Shapley values of the residual game from each pair of complementary coalitions.
+    r"""Estimate the Shapley values of a fit's residuals from each pair of complementary coalitions.
 
     Args:
         layer: a layer of m pairs.
@@ -262,14 +262,17 @@ def surrogate_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value as that of a surrogate game fitted to sampled coalitions, plus that of its residuals.
+    """Estimate the Shapley value as the value of a surrogate game fitted to sampled coalitions, plus a correction.
+
+    The surrogate is a kernel ridge regression with an exact Shapley value. The correction is the Shapley value of its
+    residuals, the differences between the utilities and the surrogate, estimated from the sampled coalitions.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        unbiased: whether to correct by the residuals of coalitions that were held out of the fit, in five folds,
-            instead of all sampled coalitions. This removes the bias, and usually increases the error.
+        unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
+            in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.
         budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
             coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions; None: torch's default.

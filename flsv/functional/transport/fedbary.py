@@ -54,14 +54,15 @@ def direct_values(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the values (calibrated gradients) of a client's samples, with access to the validation samples.
+    """Compute the values (calibrated gradients) of a client's samples from these and the validation samples.
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
         x2: the features of the validation samples, ``[m2, d]``.
         y2: the integer classes of the validation samples, ``[m2]``.
-        part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
+        part: the part of a sample that is valued: its ``"features"`` alone; its ``"labels"``, given the features; or
+            ``"both"``.
         blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``; above 0.
         scaling: see :func:`debiased_potential`.
         covariance: see :func:`label_augmented_cost`.
@@ -98,22 +99,22 @@ def client_values(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Compute the values (calibrated gradients) of a client's samples, without access to the samples of others.
+    """Compute the values (calibrated gradients) of a client's samples at the client, without the validation samples.
 
-    The points that the server has sent to the client, see :class:`TransportClient`, replace the validation samples.
+    They are replaced by the points that the server has sent to the client, see :class:`TransportClient`.
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``; None: only features count.
-        gamma: ``[S, d']``, the points from the :class:`TransportServer`, where both sides have exchanged their samples'
-            :func:`label_embedding` with d' coordinates. If ``y`` is None, only the first d coordinates are used, and d'
-            may be d.
-        part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
+        gamma: ``[S, d']``, the points from the :class:`TransportServer`, if client and server use the samples'
+            :func:`label_embedding`, with d' coordinates, in place of the samples. If ``y`` is None, only the first d
+            coordinates are used, and d' may be d.
+        part: as for :func:`direct_values`.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
             ``gamma``; above 0.
         scaling: see :func:`debiased_potential`.
-        covariance: the same as in the label embeddings.
-        label_weight: the same as in the label embeddings; see :func:`direct_values`.
+        covariance: the same as in the label embedding.
+        label_weight: the same as in the label embedding; see :func:`direct_values`.
         statistics: the client's class statistics; None: they are computed.
 
     Returns:

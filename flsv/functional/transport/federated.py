@@ -38,7 +38,7 @@ SPREAD = 1e-4
 
 @checked
 class TransportClient:
-    """The client's side of the federated Wasserstein distance: it has samples, and answers the server's points.
+    """Client's side of the federated Wasserstein distance, with samples and the answers to the server's points.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
@@ -86,13 +86,13 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """The server's side of the federated Wasserstein distance to one client: it has the validation samples.
+    """Server's side of the federated Wasserstein distance to one client, with the validation samples.
 
     Args:
         x2: the validation samples (or their embeddings), ``[m2, d]``.
-        t: the position of interpolated points in each step towards the server's samples; the paper's value is 0.5. Over
-            the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a larger t
-            reveals more of the server's samples. The client must use the same t.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples; 0.5 in the paper.
+            Over the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a
+            larger t reveals more of the server's samples. The client must use the same t.
         p: the exponent of the Wasserstein distance.
 
     Attributes:
@@ -209,7 +209,7 @@ def federated_wasserstein(
         x2: the server's samples, ``[m2, d]``.
         support: S, the number of points that are sent.
         iterations: the number of iterations, at least 1.
-        t: the position of interpolated points in each step towards the server's samples; 0.5 is the middle.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples.
         p: the exponent of the Wasserstein distance.
         generator: the random generator that draws the first points; None: torch's default.
         allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.

@@ -22,7 +22,7 @@ from flsv.utilities.declared import checked
 
 @checked
 def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
-    """Move the points of ``x`` part of the way to ``x2`` (eq. 6).
+    """Move each point of ``x`` part of the way to the mean of its partners in ``x2`` in the optimal plan (eq. 6).
 
     If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
 

@@ -86,9 +86,9 @@ def debiased_potential(
 ) -> Tensor:
     """Compute the debiased entropic dual potential of the samples ``x`` in the transport to ``x2``.
 
-    It is the entropic potential of ``x`` towards ``x2`` minus that towards ``x`` itself. The costs are those of
-    :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to ``blur`` times the
-    mean cost between ``x`` and ``x2``.
+    It is the entropic potential of ``x`` in the transport to ``x2`` minus that in the transport of ``x`` to itself. The
+    costs are those of :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to
+    ``blur`` times the mean cost between ``x`` and ``x2``.
 
     Args:
         x: samples, ``[m, d]``.
@@ -123,7 +123,7 @@ def debiased_potential(
 
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """Compute the entropic potential of a set of samples towards itself.
+    """Compute the entropic dual potential in the transport of a set of samples to itself.
 
     Both sides of the transport are the same set. All stages, also the last, therefore update both sides at once (see
     :func:`_half_way`). If eps is small, almost no mass moves, and after alternating updates the two sides' potentials
@@ -165,7 +165,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Compute the potentials of both sides, see :func:`entropic_potentials`, with a choice of the last stage.
+    """Compute the potentials of :func:`entropic_potentials`, with a given function for the last stage.
 
     Args:
         cost: the costs ``[m, m2]``, which are overwritten.

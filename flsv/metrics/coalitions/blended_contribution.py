@@ -26,8 +26,8 @@ class BlendedContribution(
         \psi_i = \frac12 \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + \frac12 \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
     with :math:`\phi_i(t)` client i's Shapley value in the game of round t, :math:`\omega` the decay, :math:`d_i^t`
-    client i's update, and :math:`d_N` the sum of the updates scaled to one length, with the weights of the round's
-    aggregation, as in :class:`flsv.metrics.CosineGradientShapley`. The two halves fail in different federations: the
+    client i's update, and :math:`d_N^t` the sum of the updates, each scaled to length 1 and weighted as in the round's
+    aggregation, see :class:`flsv.metrics.CosineGradientShapley`. The two halves fail in different federations: the
     Shapley values where a round's gains are noise or classes are learned one after another, the cosines where the
     majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
     tuning federations (docs/benchmark.md).
@@ -123,7 +123,7 @@ class BlendedContribution(
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the diagnostics of :class:`flsv.metrics.DecayedShapley`, and each client's decayed sum of values
-        ``gain`` and mean ``cosine``, both ``[num_clients]``.
+        """Return the diagnostics of :class:`flsv.metrics.DecayedShapley`, and ``gain``, each client's decayed sum
+        :math:`u_i`, and ``cosine``, its mean cosine :math:`a_i`, both ``[num_clients]``.
         """
         return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

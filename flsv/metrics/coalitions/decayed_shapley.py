@@ -21,9 +21,9 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
     with :math:`\omega` the decay and :math:`\phi_i(t)` client i's Shapley value in the game of round t. The game's
     coalition models are rebuilt from the round's updates with the weights of the round's aggregation, so the metric is
-    updated after the aggregation. A round whose values are all 0 is skipped; values that sum to 0 or less are divided
-    by the sum of their absolute values. ``diagnostics`` returns the numbers of both kinds of rounds. A round with
-    hardly any gain has as much weight as any other, and its shares are unbounded if its values have both signs.
+    updated after the aggregation. A round whose values are all 0 is skipped. Values that sum to 0 or less are divided
+    by the sum of their absolute values instead. ``diagnostics`` counts the rounds of either kind. A round with hardly
+    any gain has as much weight as any other, and its shares are unbounded if its values have both signs.
     ``normalize=False`` omits the division.
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)

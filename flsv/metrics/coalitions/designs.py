@@ -26,8 +26,8 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the name of the most accurate design that costs at most ``max_fits``, if each coalition is trained by a
-    fit of its own; ``"singles"`` if none is cheap enough.
+    """Return the name of the most accurate design of coalitions that costs at most ``max_fits``; ``"singles"`` if none
+    does. The cost is that of training each coalition by a fit of its own, see :func:`fits_of`.
 
     Args:
         max_fits: the largest cost, in fits of the whole federation.

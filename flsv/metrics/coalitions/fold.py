@@ -18,9 +18,10 @@ from flsv.metrics.intervals import OverRounds
 
 
 class Fold(ABC):
-    """Base class of folds, which combine the values of a metric's rounds to one value.
+    """Base class of folds, which combine a client's values of single rounds to one value.
 
-    The methods' argument ``metric`` is a :class:`flsv.metrics.CoalitionValue`; k is the number of the round's players.
+    A fold stores its states in the ``metric``, a :class:`flsv.metrics.CoalitionValue`, which calls :meth:`update` after
+    each round. The shapes have n clients, k of them players of the round, and M columns (classes, or 1).
     """
 
     over_rounds: ClassVar[OverRounds] = None
@@ -49,8 +50,8 @@ class Fold(ABC):
 
     @abstractmethod
     def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
-        """Add a round's estimate, multiplied by ``factor``, to the states, and return the values ``[k, M]`` before that
-        multiplication.
+        """Add a round's estimate, multiplied by ``factor``, to the states, and return the round's values ``[k, M]``
+        without this factor.
         """
 
     def skip(self, metric: Any) -> None:  # noqa: B027
@@ -61,13 +62,13 @@ class Fold(ABC):
         """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the standard error ``[n, M]`` that the estimator's errors imply, and its degrees of freedom; None if
-        they are not known.
+        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, and its degrees of freedom; or
+        None if they are not known.
         """
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return further values to log, by name."""
+        """Return further values to log, ``{name: value}``."""
         return {}
 
     def prior(self, num_clients: int | None) -> float | None:

@@ -10,8 +10,8 @@ from flsv.utilities.declared import Momentum
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
-    r"""The loss of performance if a client's update is left out of a round, at k + 1 evaluations per round of k
-    clients.
+    r"""The decrease of a round's performance if a client's update is left out. A round of k clients takes k + 1
+    evaluations.
 
     .. math::
         v_i = U(C) - U(C \setminus i)

@@ -52,8 +52,8 @@ class MovingAverage(Fold):
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors of a round's estimate as they enter the average: here unchanged, in
-        :class:`SurrogateAverage` normalized."""
+        """Return the values and standard errors that enter the average: here those of the round's estimate, in
+        :class:`SurrogateAverage` the normalized ones."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:

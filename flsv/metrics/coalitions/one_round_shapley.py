@@ -54,7 +54,7 @@ class _AtTheEnd(Fold):
 
 
 class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
-    r"""One coalition game for a whole run: 2^n models at the end instead of 2^n a round.
+    r"""Shapley values of one coalition game for the whole run, with 2^n models at its end instead of 2^n a round.
 
     .. math::
         U(S) = u\Bigl(x_0 + \sum_t \sum_{i \in S} w_i^t d_i^t\Bigr)
@@ -71,9 +71,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     the rounds.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
-    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game from
-    models (see ``Game``) and a ``generator``. ``compute`` returns ``[num_clients]``, in the performance's unit. Use
-    ``update``, not ``forward``: a single round of many has no such game.
+    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a function ``utility`` that
+    makes the game from models, see :meth:`update`, and a ``generator``. ``compute`` returns ``[num_clients]``, in the
+    performance's unit. Use ``update``, not ``forward``, since a single round has no game of its own.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
@@ -161,7 +161,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
             global_vector: ``[P]``, the model before the round.
             client_updates: ``[k, P]``, the clients' updates.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
-            utility: a function that makes the game, see ``Game``.
+            utility: a function from the initial model ``[P]``, the updates ``[n, P]`` and their weights to the game.
             generator: the estimator's generator of random numbers.
         """
         if round_index == 0:
@@ -188,7 +188,7 @@ def game_of_run(
     """Make the coalition game of an artificial round in which all n clients take part.
 
     Args:
-        round: the run's present round, from which buffers and the evaluation are taken.
+        round: the run's present round, whose buffers and validation set are used.
         performance: the performance measure.
         start: ``[P]``, the model at the start of the artificial round.
         updates: ``[n, P]``, the clients' updates in it.

@@ -104,8 +104,8 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return three numbers of rounds: ``skipped``, because all values were 0; ``flagged``, because their sum was
-        not positive; and ``truncated``, not evaluated because of the threshold.
+        """Return how many rounds were ``skipped``, because all values were 0; ``flagged``, because the values' sum was
+        not positive; and ``truncated``, that is not evaluated because of the threshold.
         """
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 

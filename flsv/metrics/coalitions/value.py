@@ -29,8 +29,8 @@ _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
-    """Base class of metrics that evaluate models by a performance measure that the user chooses, or by the accuracy of
-    each class, at the server or at the clients.
+    """Base class of metrics that evaluate models, at the server or at the clients, by a performance measure of the
+    user's choice or by the accuracy of each class.
     """
 
     to_pay_by = True
@@ -64,13 +64,13 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes: True if values are per class, or if the clients judge and
-        report their scores class by class."""
+        """Whether the training samples must have classes: True if values are per class, or if clients evaluate models
+        and report a score for each class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the performance
-        """Unit of a round's value, from the performance measure."""
+        """Unit of a round's value: that of the performance measure."""
         if self.per_class:
             return "gain in a class's accuracy"
         measure = self.measured_by
@@ -184,12 +184,12 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """Set the signature of a preset, a subclass with some arguments of this class set to fixed values.
+        """Set the signature of a preset, that is a subclass that fixes some arguments of this class.
 
-        The signature has the preset's own arguments, and this class's arguments without those.
+        The signature has the preset's own arguments, followed by the arguments of this class that it does not fix.
 
         Args:
-            chosen: names of the arguments that the preset sets.
+            chosen: names of the arguments that the preset fixes.
             kwargs: further arguments of the class statement.
         """
         super().__init_subclass__(**kwargs)
@@ -203,34 +203,34 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def over_rounds(self) -> OverRounds:  # type: ignore[override]  # depends on the fold
-        """How rounds are combined, from the fold."""
+        """How the fold combines the rounds' values, see :class:`flsv.metrics.intervals.WithIntervals`."""
         return self.fold.over_rounds
 
     @property
     def sign(self) -> str:  # type: ignore[override]  # likewise
-        """Meaning of positive, negative and zero values, from the fold."""
+        """Meaning of positive, negative and zero values, in words, as the fold declares it."""
         return self.fold.sign
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]  # likewise
-        """Value that samplers, aggregators and personalizers assume for a client that never took part, from the fold;
-        None: they get NaN."""
+        """Value that samplers, aggregators and personalizers assume for a client that never took part, see
+        :meth:`Fold.prior`; None: they get NaN."""
         return self.fold.prior(self.num_clients)
 
     @property
     def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The least possible value, from the fold; None: there is none."""
+        """The fold's least possible value; None if values have no lower bound."""
         return self.fold.limits[0]
 
     @property
     def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The largest possible value, from the fold; None: there is none."""
+        """The fold's largest possible value; None if values have no upper bound."""
         return self.fold.limits[1]
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``; None: the
-        argument is not passed.
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``. An
+        argument that has None in place of a function is not passed.
         """
         fields: dict[str, Any] = {
             "utility": self._game,
@@ -242,7 +242,7 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the fold
-        """Unit of a value, from the fold and the performance measure."""
+        """Unit of a value: the fold's unit, in which the performance measure's unit is inserted."""
         return self.fold.unit.format(super().unit)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -279,8 +279,8 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values of all rounds together, by the fold, ``[num_clients]`` or ``[num_clients, num_classes]``;
-        NaN for a client that never took part.
+        """Compute the fold's values of all rounds so far, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for
+        a client that never took part.
         """
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)

@@ -25,9 +25,9 @@ class Backbone(Features):
         name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
             :func:`flsv.models.build_network`.
         pretrained: whether to load the library's weights, which are downloaded unless they are in the library's cache.
-        weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``); weights of the head are ignored.
-            Without ``pretrained`` and ``weights`` the weights are random; the features of a random network roughly
-            preserve distances.
+        weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``). It may lack the head's weights,
+            or have them in another shape, since only the head's inputs are used. Without ``pretrained`` and ``weights``
+            the weights are random; the features of a random network roughly preserve distances.
         image_size: side length in pixels to which images are resized, for networks that need larger images; None: they
             are not resized.
         seed: seed of random weights.
@@ -105,7 +105,7 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load weights from the file ``path`` into the network; the file may lack the weights of the head.
+    """Load weights from the file ``path`` into the network. Weights of the head may be missing or of another shape.
 
     Args:
         network: the network.

@@ -60,8 +60,8 @@ class Features(ValidatedArguments, ABC):
 
         Args:
             server: the server's validation samples ``[m, ...]``; None if it has none.
-            clients: the clients, whom ``client.ask(function)`` can ask for statistics of their samples; the server
-                receives only the function's return value.
+            clients: the clients. ``client.ask(function)`` runs a function at the client, for example to compute
+                statistics of its samples; the server receives only the function's return value.
         """
 
 
@@ -167,7 +167,7 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, sum and second moments of samples; the sum of two such objects is that of both sets of samples.
+    """Number, sum and second moments of samples. Adding two such objects gives those of both sets of samples together.
 
     Args:
         count: number of samples.
