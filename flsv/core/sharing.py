@@ -46,7 +46,7 @@ def check_share(share: Any) -> None:
     """Check the type of the argument ``FederatedLoop(share=...)``.
 
     Raises:
-        ConfigurationError: ``share`` is neither a word, nor a list of patterns, nor a function.
+        ConfigurationError: ``share`` is neither ``"all"`` or ``"trainable"``, nor a list of patterns, nor a function.
     """
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
@@ -58,7 +58,8 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Return the names of the entries of a module that are not shared.
+    """Return the names of the entries (parameters and buffers) of a module that ``share`` does not select, and that are
+    therefore not shared.
 
     A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
     removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
@@ -70,8 +71,9 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     - ``norm``: parameters and buffers of the normalization layers;
     - ``head``: parameters and buffers of the classifier head.
 
-    Entries that are not shared stay at their client. Unshared parameters that require no gradient are assumed to be
-    constant, unless a ``!`` pattern matches them (a target network that follows another one).
+    Entries that are not shared stay at their client (``kept``). Unshared parameters that require no gradient are
+    assumed never to change (``constant``). If such a parameter does change, as in a target network that follows another
+    network, exclude it by a ``!`` pattern: then it is in ``kept``.
 
     Args:
         share: see :data:`Share`.
