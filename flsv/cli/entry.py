@@ -129,7 +129,8 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that vanished while the command wrote it, if that caused ``error``; else None.
+    """Return the error about a file that vanished while the command wrote it, if ``error`` was raised because of that;
+    else None.
 
     TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
     """

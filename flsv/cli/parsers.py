@@ -173,7 +173,8 @@ _ALONE = ("report", "bench")
 
 
 def check_arguments(command: str, args: Sequence[str]) -> None:
-    """Check the options of one of flsv's own commands, and that the run's folder or the budget in them can be used.
+    """Check the options of one of flsv's own commands, and whether the run's folder and the budget that they name can
+    be used.
 
     Args:
         command: the command; arguments of commands that are not in :data:`PARSERS` are not checked.

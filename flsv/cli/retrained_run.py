@@ -66,7 +66,8 @@ class Question:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that are computed of a trained model."""
+        """Return the names of all scores that are computed for each trained model, which may be more than
+        :attr:`metric`."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
@@ -203,7 +204,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint: Path | None, threads: int) -> Any:
-    """Build a run's federation in this process, do a piece of work with it, and return the result; see
+    """Build a run's federation in this process, train the coalitions of ``piece`` in it, and return the result of
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli = make_run(arguments, piece.seed)
@@ -212,11 +213,11 @@ def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
-    """Return the task in which a child process calls a function of this module. The task's answer is the function's
-    result or the ConfigurationError that it raises.
+    """Return a task that lets a child process call a function of this module. The task's answer is the function's
+    result, or the ConfigurationError that the function raises.
 
     Args:
-        folder: folder for a file with the call, if the child is a fresh process.
+        folder: folder for a file that tells the child what to call, if it is a fresh process and not a fork.
         function: the function.
         arguments: its arguments.
     """

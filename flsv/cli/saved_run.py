@@ -37,7 +37,8 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     """Yield the arguments from which :func:`make_run` builds a run's trainer, module and data again, and the run's
     seed.
 
-    The second argument is the path of a file in a temporary folder that exists only within this context.
+    The arguments refer to a file in a temporary folder that exists only within this context; its path is the second
+    argument.
 
     Args:
         run: the run's folder.
