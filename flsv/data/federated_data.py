@@ -39,7 +39,7 @@ class FederatedData:
         train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
         differs: which training samples the corruptions changed, bool ``[N]``.
-        columns: one card per column of a table, which says how the column is used; empty for other data.
+        columns: one :class:`ColumnCard` per column of a table, which says how the column is used; empty for other data.
         by_rarity: whether the rarer one of two classes is the positive one because the user named none.
     """
 
@@ -299,7 +299,8 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Return the data without the training samples that clients flag; validation and test samples are not removed.
+    """Let the clients value their training samples, and return the data without the samples that they flag as harmful;
+    validation and test samples are not removed.
 
     Args:
         module: the data module of the data.

@@ -62,8 +62,8 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert the values of a column of one file to numbers, as :func:`parsed` does, in the notation that the column's
-    values show.
+    """Convert the values of one file's column to numbers, as :func:`parsed` does, but in the notation that the values
+    show if this is not that of ``decimal`` and ``thousands``.
 
     With ``decimal=","``, a column with numbers such as ``0.25`` has decimal points if it has no comma, and no thousands
     separators if it has commas. A point or comma separates thousands only if a value of the column also has a decimal
