@@ -144,15 +144,16 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """Error for a remote client that did not answer a question, because it is away, late, or has failed."""
+    """Error of :meth:`Client.ask` if a remote client does not answer, because it is away, late, or has failed."""
 
 
 class Client:
-    """A participant as the server sees it: a number, and the method :meth:`ask`, which sends it a question.
+    """A participant as the server sees it: a number, and the method :meth:`ask`, which runs a function of the server (a
+    *question*) on the participant's data.
 
     Args:
         id: the client's number.
-        data: the client's own data, which only a question to this client can read.
+        data: the client's own data, which can be read only by functions that :meth:`ask` runs.
         channel: the channel that counts the questions and answers; None: they are not counted.
         owners: the assignment of all clients to processes (ranks); None: all clients are in this process.
 

@@ -181,7 +181,8 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the objects that this client keeps between questions: features, per-sample values, pictures.
+        """Return the objects that this client keeps from one call of :meth:`Client.ask` to the next: features,
+        per-sample values, pictures.
 
         The memory is not saved with the run: store results that cannot be computed again in :attr:`state`. The server
         may choose the keys.

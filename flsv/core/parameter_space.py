@@ -33,8 +33,9 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the classifier head's part of ``vectors [..., P]``, ``[..., M, D]``: one row of D weights for each of
-        M classes. With ``include_bias`` the class's bias, if there is one, follows the weights, ``[..., M, D + 1]``."""
+        """Return the classifier head's weights in ``vectors [..., P]``: one row of D weights for each of M classes,
+        ``[..., M, D]``. With ``include_bias``, if the head has biases, the class's bias follows its weights,
+        ``[..., M, D + 1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)

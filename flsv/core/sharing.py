@@ -123,10 +123,11 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn about the consequences of sharing only a part of the module.
+    """Warn if entries stay at the clients, because validation of the global model then uses their initial values; and
+    if LoRA's two factors are both trained, because their averages are not the average of the products.
 
     Args:
-        kept: names of the entries that stay at the clients.
+        kept: names of the entries that stay at the clients; empty if all are shared.
         space: the map between the module and vectors.
         module: the module at the beginning of a fit.
         evaluated: whether the clients' own models are evaluated.

@@ -50,7 +50,8 @@ class ClientUpdate:
         loss: the client's mean training loss; NaN if the module's ``training_step`` returns no loss.
         num_steps: the number of optimizer steps that the client took.
         norm: Euclidean distance of the vector from the client's start point, over the parameters, in float64.
-        reports: the client's reports, by the names that strategies declare in ``Strategy.reports``.
+        reports: the values that strategies let the client report, by the names that they declare in
+            ``Strategy.reports``.
         traffic: the size of the vector in transit, if it is compressed; None: the size of ``vector``.
     """
 

@@ -179,7 +179,7 @@ class Strategy(Component):
 
         Args:
             updates: the updates whose model is finite.
-            clients: all n clients, which can be asked questions.
+            clients: all n clients, which can be asked, see :meth:`Client.ask`.
         """
 
     def end_round(self, round: Round) -> None:
