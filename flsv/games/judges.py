@@ -140,7 +140,8 @@ class ClientJudges(VectorEvaluator):
         data: the data module, set up.
         measure: the performance measure, with ``judged=True``.
         device: the models' device.
-        note: function that is called with the id of each client that :func:`unlike_others` finds, and a text.
+        note: function that is called for each client that :func:`unlike_others` finds, with the client's id and a text
+            about it.
 
     Attributes:
         answers: ``{client: answer}``, each client's last answer, as :func:`judge` returns it.

@@ -55,8 +55,9 @@ def linear_statistics(
         kinds: the kinds of features.
 
     Returns:
-        For each kind of features the sums of phi phi^T, float64 ``[r + 1, r + 1]``, and of phi y^T, ``[r + 1, M]``; see
-        :func:`flsv.functional.ridge.ridge_statistics`. An empty list if the client has no training samples.
+        For each kind of features, with the r projected features and a constant in phi, the sums of phi phi^T, float64
+        ``[r + 1, r + 1]``, and of phi y^T, ``[r + 1, M]``; see :func:`flsv.functional.ridge.ridge_statistics`. An empty
+        list if the client has no training samples.
     """
     if not int(local.class_counts.sum()):
         return []
@@ -250,8 +251,8 @@ class ProxyGame:
     Args:
         server: the server's side of the game.
         players: the ids of the k clients that have answered.
-        sums: for each kind of features the clients' sums of phi phi^T, float64 ``[k, r + 1, r + 1]``, and of phi y^T,
-            ``[k, r + 1, M]``.
+        sums: for each kind of features, with r features and a constant in phi, the clients' sums of phi phi^T, float64
+            ``[k, r + 1, r + 1]``, and of phi y^T, ``[k, r + 1, M]``.
     """
 
     def __init__(self, server: ProxyServer, players: list[int], sums: list[tuple[Tensor, Tensor]]) -> None:
