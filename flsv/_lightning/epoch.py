@@ -62,7 +62,8 @@ class LocalEpochs:
 
         Args:
             last: whether this is the round's last epoch.
-            idle: whether no client trains in this epoch, so that schedulers with ``interval="step"`` must not step.
+            idle: whether the only batch is an :class:`IdleBatch`, with which no client trains, so that schedulers with
+                ``interval="step"`` must not step.
         """
         self._last, self._idle = last, idle
         trainer, loop = self._trainer, self._trainer.fit_loop

@@ -163,8 +163,9 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """Placeholder for the batches of a round in which this process trains no client. It is both the round's train
-    dataloader and the only batch that this yields. No hook of a module or data module gets it."""
+    """Placeholder for the batches of a round that this Trainer's loop does not train: another process or an engine such
+    as vmap does. It is both the round's train dataloader and the only batch that this yields. No hook of a module or
+    data module gets it."""
 
     visits: Sequence[Any] = ()
 
