@@ -99,7 +99,7 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, and set the run's seed, before the module is on its device.
+        """Prepare the trainer and the metrics, and set the run's seed; called before the module is on its device.
 
         Args:
             settings: the loop's settings, see :func:`flsv.configuration.identity.settings_of`.
@@ -135,7 +135,7 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run and its reports, after the module is on its device and the optimizers are set up."""
+        """Make the run and its reports; called after the module is on its device and the optimizers are set up."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)

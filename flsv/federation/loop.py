@@ -319,8 +319,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the
-        first."""
+        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the first
+        aggregation."""
         return self.state.weights
 
     @property
@@ -335,7 +335,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first."""
+        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first
+        evaluation."""
         return self.state.client_scores.get("accuracy")
 
     @property
@@ -361,8 +362,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return lists of clients that sent copies of each other's updates. A list of one client means that it sent
-        back the server's last step."""
+        """Return a list of groups of clients whose updates are copies of each other. A group of one client means that
+        the client sent back the server's last step."""
         return copies_in(self.events)
 
     @property

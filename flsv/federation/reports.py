@@ -336,7 +336,7 @@ def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """Return one event for each client and kind of fault in the run so far.
+    """Return a list with one event for each client and kind of fault in the run so far.
 
     Faults that the filters have found are first added to ``state.incidents``.
 

@@ -119,7 +119,8 @@ class FederationRun:
         """Prepare for the evaluation of coalitions and for the training of clients, after the optimizers are set up.
 
         Args:
-            buffers: see :meth:`OneProcess.begin_training`.
+            buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None: those of the
+                module are kept.
         """
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
