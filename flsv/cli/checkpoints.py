@@ -200,8 +200,8 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Return the outputs of ``predict_step`` as columns: for classes, the likeliest class and one column per class,
-    else one column per output."""
+    """Return the outputs of ``predict_step``, a tensor with one row per sample, as a DataFrame: for classes, the
+    likeliest class and one column per class, else one column per output."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

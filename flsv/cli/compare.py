@@ -215,7 +215,8 @@ class Outcome:
 def run_algorithm(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
-    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks, and return the clients' scores.
+    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks, and return its :class:`Outcome`,
+    with the scores of all models.
 
     Args:
         name: the name of the algorithm.

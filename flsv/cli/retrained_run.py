@@ -53,7 +53,7 @@ class Question:
     """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
-        metric: name of the performance measure; None: that of the run's metrics, or accuracy if they have none.
+        metric: name of the performance measure; None: the measure of the run's metrics, or accuracy if they have none.
         mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better; None for other measures.
         judges: ``"server"`` or ``"clients"``, on whose samples models are scored; None: as in the run.
         participation: whether each coalition draws its own cohorts as the run does, or all its members train.
@@ -94,7 +94,7 @@ class Facts:
         clients: the clients' names.
         num_samples: ``[n]``, the clients' numbers of samples.
         rounds: the number of rounds of a training.
-        question: the options of training and scoring, without None for a value that the run determines.
+        question: the options of training and scoring, with the run's own values in place of None.
         by: the name of the performance measure in files.
         title: the name of the performance measure in tables and texts.
         majority: the fraction of the validation set's most frequent class if the measure is accuracy; else NaN.
