@@ -77,7 +77,8 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of which training batches are rows; an empty tuple if samples are read one by one."""
+        """Return the tensors from whose rows training batches are gathered; an empty tuple if samples are read one by
+        one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:

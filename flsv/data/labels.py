@@ -279,7 +279,8 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
         named: whether the classes have names; then an integer below 0 is an error rather than a number to predict.
 
     Raises:
-        _NoClassError: the labels are not integers, or are numbers rather than classes (then with a warning).
+        _NoClassError: the labels are not integers; or they are integers that look like numbers to predict, and a
+            warning says so.
     """
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())

@@ -149,8 +149,8 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether a text shows that a mark separates thousands: it has the mark twice, or the decimal mark as
-    well."""
+    """Return whether one of the texts shows that the separator in ``options`` separates thousands: it has the separator
+    twice, or the decimal mark as well. Separators other than a point or comma are always accepted."""
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
     return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)
