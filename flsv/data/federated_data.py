@@ -110,7 +110,8 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, and choose the loaders' options; return all.
+    """Find the classes, partition the samples among server and clients, choose the loaders' options, and return all
+    this.
 
     Args:
         source: the data sets to partition.
@@ -119,7 +120,8 @@ def partition_data(
         loader: options of the loaders, which take precedence over those of the source.
         groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
             has groups.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
+        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`; ignored if the source has
+            used it already.
         pos_label: the user's argument ``pos_label`` of :class:`~flsv.data.FederatedDataModule`.
         corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.

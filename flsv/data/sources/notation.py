@@ -91,7 +91,8 @@ def _is_point(text: str) -> bool:
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find other notations by which the texts of a column that are no numbers in the present notation are numbers.
+    """Find the texts of a column that are numbers only in another notation than the present one, and the notations in
+    which all numbers of the column can be read.
 
     Args:
         parts: the column's different texts in each file.
@@ -122,7 +123,8 @@ def other_notations(
 
 
 def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
-    """Return, for each notation in which all texts are numbers, the options that differ from the present ones.
+    """Return ``[{option: mark}]``, one dictionary for each notation in which all texts are numbers, with the options
+    ``decimal`` and ``thousands`` that differ from the present ones.
 
     Of several notations that give the same numbers, only the first is returned.
     """
