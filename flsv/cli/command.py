@@ -200,7 +200,7 @@ class Waiting:
         self._draw()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show the progress bar; called by :mod:`flsv.utilities.progress`."""
+        """Show a progress bar: ``done`` of ``total`` pieces of ``what``. :mod:`flsv.utilities.progress` calls this."""
         full = round(BAR * done / max(total, 1))
         self._count = f" [{'=' * full}{' ' * (BAR - full)}] {done}/{total} {what}"
 

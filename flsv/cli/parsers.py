@@ -211,6 +211,7 @@ def from_1(text: str) -> int:
 
 
 def _parser(command: str, further: str | None = None) -> ArgumentParser:
-    """Return a parser without options for a command; its description is the docstring of the command's module."""
+    """Return a parser without options for a command. In its help, the docstring of the command's module comes before
+    the options, and the text ``further`` after them."""
     source = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")
     return command_parser(f"flsv {command}", ast.get_docstring(ast.parse(source)), further)
