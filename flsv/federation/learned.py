@@ -237,7 +237,7 @@ def _finite(values: Tensor) -> float | None:
 
 
 def beats_constant(scores: Scores, performance: str) -> bool:
-    r"""Test whether a model's performance on the validation set is significantly above that of any constant answer.
+    r"""Return whether a model's performance on the validation set is significantly above that of any constant answer.
 
     Args:
         scores: the scores of a single model.
@@ -277,7 +277,8 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 
 
 def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
-    """Test whether a score of probabilities is significantly above the score of predictions independent of the labels.
+    """Return whether a model's ``score`` is significantly above the score of predictions that are independent of the
+    labels.
 
     The mean and the standard error of the score of such predictions follow from the number of samples of each class.
     With two classes they are those of class 1. Otherwise they are means over the classes that occur: the error is then

@@ -230,7 +230,7 @@ class LightningFit:
         self._begin_epoch()
 
     def run_round(self) -> None:
-        """Run a round as Lightning's epoch.
+        """Run a round, in place of an epoch of Lightning's fit loop.
 
         Raises:
             RuntimeError: the round was stopped before its last batch, although the fit goes on.

@@ -71,7 +71,7 @@ def check_checkpoint(
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check a loop's saved state against the present fit.
+    """Check that the present fit can resume from a loop's saved state.
 
     Args:
         state: the saved state, a result of :meth:`FederatedLoop.state_dict`.
