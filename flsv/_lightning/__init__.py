@@ -1,1 +1,1 @@
-"""Code on Lightning's insides, which a release of it may change; nothing that knows rounds or contributions."""
+"""Code that uses private interfaces of Lightning, which any release may change. Nothing here knows contributions."""

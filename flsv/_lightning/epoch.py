@@ -14,14 +14,14 @@ from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
 class LocalEpochs:
-    """Function :meth:`run` that trains a client by Lightning's ``FitLoop.advance``, which "runs one whole epoch". It is
-    installed for the length of a fit.
+    """Trainer of one client at a time: each call of :meth:`run` is one local epoch of one client, by Lightning's
+    ``FitLoop.advance``. Some methods of Lightning are replaced until :meth:`remove` is called.
 
     In each call the train dataloader yields one client's batches. So Lightning counts batches, windows of gradient
-    accumulation and the last batch per client. Whatever Lightning does once per epoch is done once per round, at the
-    round's last batch: it steps the schedulers that step per epoch, validates, and saves checkpoints. Steps that need
-    the next global model (validation, checkpoints, schedulers that follow a validated value) wait for :meth:`finish`,
-    because the server has not made that model yet. Progress bars count the batches of the round.
+    accumulation and the last batch per client. What Lightning does once per epoch is done once per round, at the
+    round's last batch. Schedulers with ``interval="epoch"`` then step at once. Validation, checkpoints and schedulers
+    that follow a validated value need the next global model, which the server has not made yet: they wait for
+    :meth:`finish`. Progress bars count the batches of the round.
 
     Args:
         trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
@@ -53,7 +53,7 @@ class LocalEpochs:
         self._patches = PatchedAttributes(changes)
 
     def begin_round(self) -> None:
-        """Start to count a round's batches."""
+        """Begin a round: count its batches from here on."""
         self._waiting = []
         self._first = self._trainer.fit_loop.total_batch_idx + 1
 
@@ -62,7 +62,8 @@ class LocalEpochs:
 
         Args:
             last: whether this is the round's last epoch.
-            idle: whether no client trains in this epoch, so that schedulers with ``interval="step"`` must not step.
+            idle: whether the only batch is an :class:`IdleBatch`, with which no client trains, so that schedulers with
+                ``interval="step"`` must not step.
         """
         self._last, self._idle = last, idle
         trainer, loop = self._trainer, self._trainer.fit_loop
@@ -75,7 +76,8 @@ class LocalEpochs:
             self._last = True
 
     def finish(self) -> None:
-        """Let Lightning do the steps that have waited for the next global model, which the module must hold now."""
+        """Let Lightning validate, save checkpoints and step schedulers, as far as that has waited for the next global
+        model. The module must hold this model."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()

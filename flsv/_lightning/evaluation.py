@@ -39,7 +39,8 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
 
 
 def as_given(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
-    """Return a batch of a dataloader as the trainer's module gets it, see :func:`on_device`."""
+    """Convert a batch of a dataloader to the form in which the trainer's module gets it, see :func:`on_device`, and
+    return it."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
@@ -53,7 +54,7 @@ def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Te
 
 def each_loader(loaders: Any) -> Sequence[Any]:
     """Return the list of dataloaders in ``loaders`` (one, several or a CombinedLoader), in Lightning's order. A
-    CombinedLoader whose batches combine all loaders is one list of batches."""
+    CombinedLoader whose batches combine those of all loaders becomes a single loader, a list of its batches."""
     if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
         return [[batch for batch, _, _ in loaders]]  # each batch combines all loaders
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
@@ -88,7 +89,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
     """Update the metric ``counts`` with the outputs of the trainer's module, in evaluation mode, and the labels.
 
-    Device, precision and batch-transfer hooks are those of the fit. The function does not wait for the device.
+    Device, precision and batch-transfer hooks are those of the fit. The call does not wait for the GPU.
 
     Args:
         trainer: the fit's trainer; its module's ``forward`` returns logits ``[B, M]`` for B samples and M classes.

@@ -21,7 +21,8 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Attributes of objects that are set to new values until :meth:`restore` is called.
+    """Temporary changes of objects' attributes: the constructor sets the new values, :meth:`restore` sets the former
+    ones again.
 
     Args:
         changes: ``(object, attribute name, new value)`` of each attribute to set.
@@ -76,7 +77,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
-    """Return each torchmetrics metric of a module with a copy of its state, for :func:`put_metric_states`."""
+    """Return a pair for each torchmetrics metric of a module: the metric and a copy of its state, as
+    :func:`put_metric_states` takes them."""
     metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
     return [(m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed}) for m in metrics]
 
@@ -124,15 +126,15 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return a list with the patch that saves a Trainer without a profiler about 24 generators per batch; an empty list
-    if it has a profiler."""
+    """Return the patches ``(object, attribute name, new value)`` by which a Trainer without a profiler skips the calls
+    for profiling, about 24 per batch; none if it has a profiler."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return an object whose ``len`` is the number of a client's batches, before the first cohort's batches exist and
-    within ``configure_optimizers``; return None at any other time.
+    """Return a stand-in for the train dataloader whose ``len`` is a client's number of batches. It is needed before the
+    first cohort's batches exist and within ``configure_optimizers``; at any other time return None.
 
     Args:
         trainer: the fit's trainer.
@@ -146,7 +148,8 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
     """Return the patches ``(object, attribute name, new value)`` by which a Trainer reports the numbers of steps and
     batches of the client that trains.
 
-    The numbers are properties, so the patches give this trainer a class of its own; other trainers keep theirs.
+    A Trainer computes these numbers in properties of its class. So the patches give this trainer a class of its own,
+    and other trainers do not change.
 
     Args:
         trainer: the fit's trainer.
@@ -188,8 +191,8 @@ def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
 
 
 def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """Return the names of the module's attributes that are learning-rate schedulers not returned by
-    ``configure_optimizers``."""
+    """Return the names of the module's attributes that are learning-rate schedulers, except schedulers that
+    ``configure_optimizers`` has returned."""
 
     def parts(scheduler: Any) -> Iterator[int]:
         yield id(scheduler)

@@ -38,11 +38,13 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:
-    """The state of a Trainer, except the module's weights, at the last boundary between two rounds.
+    """Copy of a Trainer's state, except the module's weights, as it was between the last two rounds; a checkpoint that
+    is saved within a round gets this state.
 
     Args:
         trainer: the fit's trainer, with its optimizers set up, before its first round.
-        own: the federation's callback, whose own ``state_dict`` is that of the round's start.
+        own: the federation's callback. Its state is not copied, because its ``state_dict`` within a round is that of
+            the round's start anyway.
 
     Attributes:
         within: whether a round has begun and not ended.
@@ -80,8 +82,8 @@ class RoundBoundary:
         self.within = True
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the progress and the states in a checkpoint that is saved within a round by those of the round's
-        start; :func:`global_weights` provides the weights."""
+        """Set Lightning's progress and all states in a checkpoint that is saved within a round to those of the round's
+        start. The weights are set by :func:`global_weights`."""
         checkpoint.update(self._counts)
         checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
         if "callbacks" in checkpoint:  # else it holds weights only
@@ -89,7 +91,8 @@ class RoundBoundary:
             checkpoint.update(deepcopy(self._others))
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
-        """Replace Lightning's progress in a checkpoint that is saved after aggregation by that of the epoch's end."""
+        """Set Lightning's progress in a checkpoint that is saved after aggregation to that of the epoch's end, which
+        Lightning has not reached yet."""
         loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
         for part in ("total", "current"):
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
@@ -109,8 +112,8 @@ def _copied(state: Any, owner: str) -> Any:
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """Return the patch by which every checkpoint and callback that saves the module saves the global model, even in a
-    checkpoint of weights only, for which no hook of a callback is called.
+    """Return the patch by which the global model is saved whenever the module is saved. It also works for checkpoints
+    of weights only, for which Lightning calls no hook of a callback.
 
     Args:
         trainer: the fit's trainer.
@@ -247,14 +250,15 @@ class RoundAverage:
             callback._latest_update_epoch = trainer.current_epoch
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the global model back into the module if an exception during validation has left the average there."""
+        """Put the global model back into the module, if an exception during validation has left the averaged weights in
+        it."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Put the last global model into a checkpoint that is saved after training, so that the run can be resumed: the
-        module then holds the average. If the callback has already put its average into ``state_dict``, the model
-        belongs into ``current_model_state``, else into ``state_dict``, from which the callback will move it."""
+        """Put the last global model into a checkpoint that is saved after training, when the module holds the average;
+        else the run could not be resumed. The model's place is ``current_model_state`` if the callback has put the
+        average into ``state_dict`` already, else ``state_dict``, from which the callback then moves it."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -342,8 +346,8 @@ def install(trainer: L.Trainer, check: Check) -> None:
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Mark a checkpoint that Lightning is about to save, so that :class:`DurableCheckpointIO` does not write it but
-    warns. An exception would hide the error because of which Lightning saves it.
+    """Mark a checkpoint that Lightning is about to save after an error, so that :class:`DurableCheckpointIO` shows a
+    warning instead of writing it. An exception here would hide that error.
 
     Args:
         trainer: the fit's trainer.

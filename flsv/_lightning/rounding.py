@@ -23,7 +23,8 @@ SHARED = 1e-3
 
 
 class Rounding(NamedTuple):
-    """Largest differences between two computations of the same number or model that may be due to rounding.
+    """Tolerances for one arithmetic: the largest differences between two computations of the same number or model that
+    rounding can explain.
 
     Attributes:
         unit: relative error of one rounded factor of a product.
@@ -42,7 +43,8 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether the arithmetic is too coarse for a fixed tolerance, so that rounding must be measured.
+        """Return whether the arithmetic is too coarse for a fixed tolerance, so that the effect of rounding must be
+        measured, see :meth:`nudged`.
 
         Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the distance
         that they moved after 10 steps, and by all of it after 100.
@@ -51,8 +53,8 @@ class Rounding(NamedTuple):
 
     @property
     def run(self) -> float:
-        """Return the distance of two models after a whole training, as a fraction of the distance that they moved, up
-        to which they count as equal without a measurement of rounding."""
+        """Return the tolerance for two models after a whole training, as a fraction of the distance that they moved.
+        Models that are closer count as equal; for others :meth:`apart` measures the effect of rounding."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:

@@ -28,10 +28,11 @@ class LoggedValues:
 
     Args:
         trainer: the trainer of this process.
-        place: function that returns the place, in that order, of a value that is logged now.
+        place: function that returns the position, in that order, of a value that is logged now.
         exchange: function ``exchange(value, name)`` that sends this process's value to all processes and returns all
             processes' values; ``name`` is for messages.
-        idle: function that returns whether this process's values of the epoch are discarded.
+        idle: function that returns True if no client has trained in this process in the epoch, so that its values are
+            discarded.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ def counts_so_far(trainer: L.Trainer) -> Counted:
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Add other processes' counts to those of this process's trainer. Names of checkpoints and the loggers' x-axis use
-    them, and Lightning saves no checkpoint while ``trainer.global_step`` stays the same."""
+    """Add other processes' counts to those of this process's trainer. Lightning uses the counts in names of checkpoints
+    and as the loggers' x-axis, and it saves no checkpoint while ``trainer.global_step`` stays the same."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
@@ -162,8 +163,9 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """Placeholder in a round that is trained elsewhere: the round's only batch, and the train dataloader that yields
-    it. No hook of a module or data module sees it."""
+    """Placeholder for the batches of a round that this Trainer's loop does not train: another process or an engine such
+    as vmap does. It is both the round's train dataloader and the only batch that this yields. No hook of a module or
+    data module gets it."""
 
     visits: Sequence[Any] = ()
 

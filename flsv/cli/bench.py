@@ -43,8 +43,8 @@ COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """Run ``flsv bench`` with the command-line arguments ``args``; return 1 if a metric has failed or has no value in
-    any federation, else 0."""
+    """Run ``flsv bench`` with the command-line arguments ``args``; return the exit status: 1 if a metric has failed in
+    a federation or has a value in no federation, else 0."""
     options = bench_parser().parse_args(list(args))
     if options.list:
         _list()
@@ -67,16 +67,16 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return ``{name: entry}`` of the metrics ``names``; if one is the user's own, also of baselines to compare
-    with."""
+    """Return ``{name: entry}`` of the metrics ``names``. If one of them is the user's own, add the package's
+    :data:`BASELINES` to compare it with."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return ``{name: (federation, truth)}`` of the requested federations. The user's own federations are checked
-    before any coalition is trained."""
+    """Return ``{name: (federation, truth)}`` of the requested federations; the truth has the clients' retrained Shapley
+    values. Check all of the user's own federations before the first coalition is trained."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -85,8 +85,8 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the truth of a federation, from the package if it is one of the package's; else train all coalitions
-    first."""
+    """Return the truth of a federation, the clients' retrained Shapley values. The package has the truth of its own
+    federations; for any other federation, first train the coalitions, unless ``out`` has their results already."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -98,7 +98,8 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
-    """Print each metric's first error, and why a metric has no value in any federation; return the exit status."""
+    """Print the first error of each metric that failed in a federation or has a value in no federation; return the exit
+    status, 1 if there is one, else 0."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -113,7 +114,8 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables of a group of federations, those of few clients or those of many; return the summary."""
+    """Write the tables of one group of federations (those of few clients, or those of many clients) as CSV files into
+    ``out``; return the result of :func:`summarize`."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
@@ -127,8 +129,8 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """Return ``{metric: cost}``, measured in the group's federation in :data:`COSTS_IN`; if that was not requested, in
-    the user's own federation, if there is one."""
+    """Return ``{metric: cost}``, measured in the federation that :data:`COSTS_IN` names for the group. Only if that
+    federation was not requested and the user has one of their own, measure the costs in that."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 

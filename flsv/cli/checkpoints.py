@@ -48,8 +48,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the value that selects the best round has been logged. The first call after a validation
-        chooses that value and monitors it."""
+        """Return whether the value by which the best round is chosen has been logged. The first call after a validation
+        sets which value that is."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -76,7 +76,8 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Return the newest checkpoint, or the best checkpoint of the run to which the newest one belongs.
+    """Return the path of the newest checkpoint (``"last"``), or of the best checkpoint of the run to which the newest
+    one belongs (``"best"``).
 
     If all runs are in folders that Lightning numbers, such as ``version_3``, the newest checkpoint is the ``last.ckpt``
     of the run with the highest number, because copying files changes their times. Otherwise the files' times decide.
@@ -137,8 +138,8 @@ def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the paths at which the best checkpoint that ``checkpoint`` names exists: its original path, and the file of
-    the same name beside ``path``."""
+    """Yield those paths of the best checkpoint, which ``checkpoint`` names, at which there is a file: its original
+    path, and the path of the same file name in the folder of ``path``, where ``checkpoint`` itself lies."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])
@@ -200,8 +201,8 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Return the outputs of ``predict_step`` as columns: for classes, the likeliest class and one column per class,
-    else one column per output."""
+    """Return the outputs of ``predict_step``, a tensor with one row per sample, as a DataFrame: for classes, the
+    likeliest class and one column per class, else one column per output."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

@@ -58,8 +58,8 @@ def importing() -> Iterator[None]:
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones.
 
-    A process group is stopped by a signal to each process, and rank 0 passes it on to the processes that it has
-    started, so several signals may arrive.
+    Several signals may arrive, because a process group is stopped by a signal to each of its processes, and rank 0 also
+    passes its signal on to the processes that it has started.
     """
     stops = [Terminated]
     usual = sys.unraisablehook
@@ -69,8 +69,8 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Send SIGTERM again a moment later if the exception was raised where Python ignores it: within a ``__del__``
-        or the callback of a weak reference, of which pictures have many."""
+        """Send SIGTERM again a moment later if :class:`Terminated` was raised where Python ignores exceptions: in a
+        ``__del__``, or in the callback of a weak reference, of which matplotlib has many."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -166,7 +166,8 @@ _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def number_hint(wrong: str) -> str:
-    """Return ". Did you mean ...?" with the number at the beginning of a text; "" if there is none, or nothing else.
+    """Return ". Did you mean ...?" with the number with which a text begins; "" if it begins with no number, or is a
+    number.
 
     Example:
         >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
@@ -220,7 +221,7 @@ class Waiting:
         self._draw()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show the progress bar; called by :mod:`flsv.utilities.progress`."""
+        """Show a progress bar: ``done`` of ``total`` pieces of ``what``. :mod:`flsv.utilities.progress` calls this."""
         full = round(BAR * done / max(total, 1))
         self._count = f" [{'=' * full}{' ' * (BAR - full)}] {done}/{total} {what}"
 

@@ -134,10 +134,11 @@ class OwnModels(L.Callback):
         self.seconds = time.perf_counter() - start
 
     def _scores_of(self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator) -> Tensor:
-        """Compute the scores of some clients' received, trained and global models, ``[3, k, number of measures]``.
+        """Compute the scores of the received, the trained and the global models of k clients, in this order,
+        ``[3, k, number of measures]``.
 
         Args:
-            clients: the k clients; a single one if clients keep parts of the model.
+            clients: the k clients; only one client if clients keep parts of the model to themselves.
             server: the global model ``[P]``, which is also that of clients without a model of their own.
             evaluate: evaluates models on these clients' test samples.
         """
@@ -162,7 +163,7 @@ class _AUROC(ClassScores):
 
 
 def kept_private(local: LocalData) -> dict[str, Tensor]:
-    """Return the entries of the model that a client does not share; a question that only a simulation asks."""
+    """Return the entries of the model that a client does not share, ``{name: tensor}``. Only a simulation asks this."""
     return dict(local.private)
 
 
@@ -193,7 +194,8 @@ class Outcome:
     names: tuple[str, ...] = ()
 
     def scores(self, measure: str, models: Models = "received") -> Tensor:
-        """Return the scores of the clients' models by a measure, one per client; or the global model's single score."""
+        """Return the scores of the clients' models by ``measure``, one per client; for ``models="global"``, the one
+        score of the global model."""
         return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
@@ -213,7 +215,8 @@ class Outcome:
 def run_algorithm(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
-    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks, and return the clients' scores.
+    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks, and return its :class:`Outcome`,
+    with the scores of all models.
 
     Args:
         name: the name of the algorithm.
@@ -308,7 +311,8 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
-    """Return a loop for the same clients without a federation: no attacks, no sampling and no metrics."""
+    """Return a loop like ``loop`` in which every client trains alone: with :class:`Standalone`, and without attacks,
+    sampling and metrics."""
     nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "uploads")
     return loop.replace(
         **dict.fromkeys(nothing),

@@ -122,7 +122,8 @@ def _failed(why: str, status: int = 1) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that vanished while the command wrote it, if that caused ``error``; else None.
+    """Return the error about a file that vanished while the command wrote it, if ``error`` was raised because of that;
+    else None.
 
     TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
     """

@@ -102,8 +102,8 @@ class FitParser(_Suggests, LightningArgumentParser):
 
 
 def nearest(wrong: str, options: set[str]) -> list[str]:
-    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly; only the one
-    in the same section if there is one.
+    """Return up to three options whose last word is the same as that of the wrong option, or spelled similarly. If one
+    of them differs from the wrong option only in the last word, return only that one.
 
     Example:
         >>> nearest("alfa", {"data.partitioner.alpha", "federation.seed"})
@@ -129,8 +129,8 @@ def _options(parser: Any) -> Iterator[str]:
 
 
 def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
-    """Yield the dotted names, below the option ``name``, of the arguments of all classes in a type hint and of their
-    imported subclasses; ``depth`` limits the nesting."""
+    """Yield the dotted names of the options below the option ``name``, whose type hint is ``hint``: the arguments of
+    all classes in the hint and of their imported subclasses. ``depth`` is the number of levels of nested arguments."""
     if not depth or hint is None:
         return
     for part in get_args(hint):

@@ -143,8 +143,8 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """Return the Trainer's arguments that divide the clients among the processes of ``torchrun``; without
-        ``torchrun``, none."""
+        """Return arguments of the Trainer that divide the clients among the processes of ``torchrun``; an empty
+        dictionary without ``torchrun``."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
         if self.subcommand != "fit":
@@ -191,8 +191,8 @@ class FederatedCLI(LightningCLI):
             raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Print where the results of a stopped fit are, unless the table shows that, and the command that resumes
-        it."""
+        """Print the command that resumes a stopped fit; before it, unless the fit has shown a table that says so, where
+        the results are."""
         if not self.loop.reporting.table:
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command
@@ -202,8 +202,8 @@ class FederatedCLI(LightningCLI):
         print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print the first ``lines`` (None: all) lines of a text that names the fit's results and further commands.
-        Print nothing on other ranks than 0, or if the run writes no files (:func:`leaves_files`)."""
+        """Print a text that names the fit's results and further commands, or only its first ``lines`` lines. Print
+        nothing on other ranks than 0, or if the run writes no files (:func:`leaves_files`)."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
@@ -233,7 +233,8 @@ class FederatedCLI(LightningCLI):
             self._leave_no_run(config)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Write results into the folder of the run whose checkpoint is evaluated, and do not start a new run folder."""
+        """Prepare a command other than ``fit`` so that no new run folder is made; predictions go to the folder of the
+        checkpoint's run."""
         # Lightning warns that the run continues in another folder; here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):

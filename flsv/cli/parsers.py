@@ -174,7 +174,8 @@ _ALONE = ("report", "bench")
 
 
 def check_arguments(command: str, args: Sequence[str]) -> None:
-    """Check the options of one of flsv's own commands, and that the run's folder or the budget in them can be used.
+    """Check the options of one of flsv's own commands, and whether the run's folder and the budget that they name can
+    be used.
 
     Args:
         command: the command; arguments of commands that are not in :data:`PARSERS` are not checked.
@@ -211,6 +212,7 @@ def from_1(text: str) -> int:
 
 
 def _parser(command: str, further: str | None = None) -> ArgumentParser:
-    """Return a parser without options for a command; its description is the docstring of the command's module."""
+    """Return a parser without options for a command. In its help, the docstring of the command's module comes before
+    the options, and the text ``further`` after them."""
     source = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")
     return command_parser(f"flsv {command}", ast.get_docstring(ast.parse(source)), further)

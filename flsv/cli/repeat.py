@@ -134,7 +134,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _show(rows: DataFrame, runs: int) -> None:
-    """Print a table for each metric: first for metrics with shares, then for metrics that are no basis for payment."""
+    """Print a table for each metric: first the metrics that have shares, then those that are no basis for payment."""
     for paid in (True, False):
         for metric, mine in rows.groupby("metric", sort=False):
             if mine["share"].notna().any() != paid:

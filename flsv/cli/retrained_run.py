@@ -54,7 +54,7 @@ class Question:
     """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
-        metric: name of the performance measure; None: that of the run's metrics, or accuracy if they have none.
+        metric: name of the performance measure; None: the measure of the run's metrics, or accuracy if they have none.
         mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better; None for other measures.
         judges: ``"server"`` or ``"clients"``, on whose samples models are scored; None: as in the run.
         participation: whether each coalition draws its own cohorts as the run does, or all its members train.
@@ -72,7 +72,8 @@ class Question:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that are computed of a trained model."""
+        """Return the names of all scores that are computed for each trained model, which may be more than
+        :attr:`metric`."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
@@ -101,7 +102,7 @@ class Facts:
         clients: the clients' names.
         num_samples: ``[n]``, the clients' numbers of samples.
         rounds: the number of rounds of a training.
-        question: the options of training and scoring, without None for a value that the run determines.
+        question: the options of training and scoring, with the run's own values in place of None.
         by: the name of the performance measure in files.
         title: the name of the performance measure in tables and texts.
         majority: the fraction of the validation set's most frequent class if the measure is accuracy; else NaN.
@@ -214,7 +215,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(facts: Facts, piece: Piece, threads: int) -> Any:
-    """Build a run's federation in this process, do a piece of work with it, and return the result; see
+    """Build a run's federation in this process, train the coalitions of ``piece`` in it, and return the result of
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli, question = make_run(facts.arguments, piece.seed), facts.question
@@ -224,11 +225,11 @@ def train(facts: Facts, piece: Piece, threads: int) -> Any:
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
-    """Return the task in which a child process calls a function of this module. The task's answer is the function's
-    result or the ConfigurationError that it raises.
+    """Return a task that lets a child process call a function of this module. The task's answer is the function's
+    result, or the ConfigurationError that the function raises.
 
     Args:
-        folder: folder for a file with the call, if the child is a fresh process.
+        folder: folder for a file that tells the child what to call, if it is a fresh process and not a fork.
         function: the function.
         arguments: its arguments.
     """

@@ -37,7 +37,8 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     """Yield the arguments from which :func:`make_run` builds a run's trainer, module and data again, and the run's
     seed.
 
-    The second argument is the path of a file in a temporary folder that exists only within this context.
+    The arguments refer to a file in a temporary folder that exists only within this context; its path is the second
+    argument.
 
     Args:
         run: the run's folder.
@@ -108,8 +109,8 @@ def changed_settings(run: Path, identity: Identity) -> list[str]:
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the performance measure of a run's metrics and its mode, as for their arguments ``performance`` and
-    ``mode``.
+    """Return ``(performance, mode)``, the performance measure that all metrics of a run use, in the form of the
+    metrics' arguments of these names.
 
     The mode is None if the measure needs none. If no metric has a measure, it is accuracy. In place of accuracy per
     class it is balanced accuracy, the mean of the classes' accuracies.

@@ -34,13 +34,16 @@ ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
+    """Options of the evaluation of each client's own model on the client's own test split: in which rounds, and which
+    model.
 
     Args:
-        every: rounds between two evaluations; the last round is always evaluated; 0: no evaluation.
+        every: number of rounds from one evaluation to the next; there is also one after the last round. 0: no
+            evaluation.
         models: ``"received"``, the client's next start point, or ``"trained"``, the model that it trained last (the
             fine-tuned one).
-        keep_trained: keep the model that every client trained last. Default: only if ``models`` is ``"trained"``.
+        keep_trained: whether the loop keeps the model that every client trained last. Default: only if ``models`` is
+            ``"trained"``.
 
     Raises:
         ConfigurationError: a number is out of range, or a word is unknown.
@@ -118,7 +121,7 @@ class FederationConfig:
 
     @property
     def text(self) -> str:
-        """Return a text with the strategies, and the other arguments that differ from their defaults."""
+        """Return a text with the strategies and with those other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -176,8 +179,9 @@ class FederationConfig:
 
     @property
     def hides_starts(self) -> bool:
-        """Return whether a client must not reveal a start point of its own, which has no noise: there are a
-        personalizer and :class:`flsv.privacy.GaussianPrivacy`, which adds noise to updates."""
+        """Return whether a client must not reveal the model that it starts from. That is so if a personalizer gives
+        clients start points of their own and :class:`flsv.privacy.GaussianPrivacy`, which adds noise only to updates,
+        is used."""
         return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property

@@ -52,7 +52,7 @@ FREE = {"max_epsilon", "workers", "server_lr"}
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of an experiment.
+    """Identity of an experiment: the settings and samples on which its results depend.
 
     Args:
         settings: ``{dotted name: value as text}``.
@@ -81,22 +81,24 @@ class Identity:
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Return a list of texts: one for each setting that differs from ``before``'s, and one that names the clients
-        or the server with other samples. If ``before`` has no settings, the only text says that nothing is known."""
+        """Return a list of texts: one for each setting that differs from that of ``before``, and one that names the
+        clients, or the server, whose samples differ. If ``before`` has no settings, return one text, that nothing is
+        known about it."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Return a text for each setting that differs from ``other``'s: its name and ``words``, a template for this
-        identity's value and ``other``'s."""
+        """Return a text for each setting that differs from that of ``other``: the setting's name and ``words``, a
+        template that is filled with this identity's value and that of ``other``."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Return a text that names the clients and the server whose samples differ from ``other``'s; "" if none do."""
+        """Return a text that names the clients, and perhaps the server, whose samples differ from those in ``other``;
+        "" if none differ."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -154,7 +156,8 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of an identity for a resolved configuration of ``flsv fit``.
+    """Return ``{dotted name: value as text}``, the ``settings`` of an :class:`Identity`, for a resolved configuration
+    of ``flsv fit``.
 
     Options that change no result, and the seed, are left out. Hashes of the source of the user's own classes and the
     versions of the packages are added.
@@ -241,7 +244,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Return a text without addresses in this process's memory, such as " at 0x7f..."."""
+    """Remove addresses in this process's memory, such as " at 0x7f...", from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 

@@ -45,10 +45,11 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
-    """Store a picture or a table at the client, in place of an earlier one of the same name.
+    """Let the client store a picture or a table, which :func:`write_artifacts` draws and writes; replace an earlier one
+    of the same name.
 
     Args:
-        local: the client's own data; call this inside a question to the client.
+        local: the client's own data; a function that :meth:`Client.ask` runs at the client calls this one.
         name: the file's name without its extension, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
         draw: function that is called when the file is written, and returns a figure or the text of a ``.csv`` file.
 
@@ -59,12 +60,13 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Write the client's pictures and tables into its folder. As a question to a client it returns nothing.
+    """Write the pictures and tables that :func:`keep_artifact` has stored at the client into the client's folder. The
+    server lets the client call this by :meth:`Client.ask`.
 
     Args:
         local: the client's own data.
         folder: the client's folder; created if it does not exist.
-        step: the round's number, for TensorBoard events beside the ``.png`` files; None: no events are written.
+        step: the round's number, for TensorBoard events beside the ``.png`` files; if None, no events are written.
 
     Example:
         >>> import tempfile, torch

@@ -74,22 +74,21 @@ class Channel:
         self.messages = []
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove the messages from index ``first`` on, and return them as tuples of plain values for
-        :meth:`prepend`."""
+        """Remove this round's messages except the ``first`` earliest, and return the removed ones as tuples of plain
+        values for :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Insert messages that :meth:`pop_since` returned before this round's messages, so that they are counted in
-        this round."""
+        """Count the messages in ``plain``, a result of :meth:`pop_since`, as the earliest messages of this round."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
     taken_out, put_first = pop_since, prepend  # the names before 1.1
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Do not count messages within this context, for questions that a simulation asks and a deployment does not."""
+        """Count no messages within this context. Use it for questions to clients that only a simulation asks."""
         self._muted = True
         try:
             yield
@@ -145,15 +144,16 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """Error for a remote client that did not answer a question, because it is away, late, or has failed."""
+    """Error of :meth:`Client.ask` if a remote client does not answer, because it is away, late, or has failed."""
 
 
 class Client:
-    """A participant as the server sees it: a number, and the method :meth:`ask`, which sends it a question.
+    """A participant as the server sees it: a number, and the method :meth:`ask`, which runs a function of the server (a
+    *question*) on the participant's data.
 
     Args:
         id: the client's number.
-        data: the client's own data, which only a question to this client can read.
+        data: the client's own data, which can be read only by functions that :meth:`ask` runs.
         channel: the channel that counts the questions and answers; None: they are not counted.
         owners: the assignment of all clients to processes (ranks); None: all clients are in this process.
 
@@ -177,10 +177,10 @@ class Client:
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer.
 
-        Tensors in the arguments are counted as sent down, those in the answer as sent up. Bind settings that both sides
-        know to the question beforehand (``functools.partial``): they are not counted. In a single process any thread
-        may ask. With clients in several processes, the client's process answers and all processes get the answer;
-        therefore every process must ask, on one thread or within :func:`map_clients`.
+        Tensors in the arguments are counted as sent down, those in the answer as sent up. Settings that both sides know
+        are not messages: bind them to ``question`` with ``functools.partial``, so that they are not counted. In a
+        single process any thread may ask. With clients in several processes, the client's process answers and all
+        processes get the answer; therefore every process must ask, on one thread or within :func:`map_clients`.
 
         Args:
             question: called with the client's :class:`flsv.core.LocalData` and the arguments.
@@ -207,7 +207,8 @@ class Client:
         return answer  # type: ignore[return-value]  # None only before the broadcast
 
     def take_back(self) -> None:
-        """Undo what the last question changed in the client's state, because its answer is discarded.
+        """Undo what the last question has changed in the client's state; the server calls this if it discards the
+        answer.
 
         This matters for a client at a remote site, whose answer may be lost after the site has changed its state. In
         one process no answer can be lost, and the method does nothing.
@@ -232,7 +233,7 @@ def map_clients(
     conversation: Callable[[Client], T],
     map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
 ) -> list[T]:
-    """Call a function of the server for every client and return the results, in the order of the clients.
+    """Call ``conversation(client)`` at the server for every client, and return the results in the order of the clients.
 
     With clients in several processes, each process calls the function for its own clients and sends the results to the
     others, so the calls of different processes run at the same time.
@@ -261,7 +262,7 @@ def map_clients(
     place = {client.id: i for i, client in enumerate(clients)}
 
     def counted(messages: Iterable[Message]) -> list[Message]:
-        """Return the messages sorted by client, because on a thread pool they come in any order."""
+        """Return the messages sorted by client: threads send them in any order."""
         return sorted(messages, key=lambda message: place[message.client])
 
     if owners is None or owners.conversing:

@@ -19,7 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property of a round as known only after ``stage``. Put this decorator below ``@cached_property``.
+    """Mark a property of :class:`Round` as known only after a stage, one of :data:`STAGES`. Put this decorator below
+    ``@cached_property``.
 
     Example:
         >>> @after("aggregation")
@@ -36,13 +37,13 @@ def after(stage: Stage) -> Callable[[F], F]:
 
 
 def known_after(names: Iterable[str], stage: Stage) -> None:
-    """Mark the dataclass fields ``names`` of a round as known only after ``stage``."""
+    """Mark the fields ``names`` of :class:`Round` as known only after ``stage``, one of :data:`STAGES`."""
     _KNOWN_AFTER.update(dict.fromkeys(names, stage))
 
 
 def stage_of(names: Iterable[Any]) -> Stage:
-    """Return the stage after which a metric that reads the attributes ``names`` of a round can be updated: the latest
-    of their stages."""
+    """Return the latest of the stages after which the attributes ``names`` of a :class:`Round` are known. A metric that
+    reads these attributes is updated after that stage."""
     stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
     return max(stages, key=STAGES.index, default="training")
 

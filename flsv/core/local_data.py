@@ -70,33 +70,36 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError. :class:`LocalData` calls this in place of an evaluator or a module before training."""
+    """Raise ConfigurationError. Outside of a fit, where there is no model, :class:`LocalData` calls this instead of
+    functions that need one."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    """Raise ConfigurationError. Outside of a fit :class:`LocalData` calls this for scores that only a fit computes."""
+    """Raise ConfigurationError. Outside of a fit, :class:`LocalData` calls this for any ``performance`` that needs a
+    fit to compute."""
     raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
 
 
 class LocalData:
-    """One participant's data and state. A client's data can be read only inside a question to this client: a guard
-    against mistakes, not against malice. M classes, P = length of the parameter vector.
+    """One participant's data and state. A client's data can be read only by functions that :meth:`Client.ask` runs at
+    this client: a guard against mistakes, not against malice. M = classes, P = length of the parameter vector.
 
     Args:
         name: the participant's name, for messages.
         batches: function from a split to its batches ``(x, y)``, in a fixed order, on the module's device.
         class_counts: int64 ``[M]``, the participant's number of training samples of each class.
-        population: int64 ``[M]``, the whole federation's number of training samples of each class, which secure
-            aggregation could tell every client.
+        population: int64 ``[M]``, the whole federation's number of training samples of each class. A deployment could
+            compute it by secure aggregation.
         evaluator: function from batches to an :data:`Evaluator` of models on these batches.
         module: function from a vector ``[P]`` to a copy of the module that holds it.
-        state: function that returns the tensors that the participant keeps between rounds; None: a new dictionary.
-        guarded: whether reading outside of a question is refused; False for the server's own validation set.
-        any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` of models by that
-            score.
+        state: function that returns the tensors that the participant keeps between rounds; None: they are kept in a new
+            dictionary.
+        guarded: whether data can be read only inside :meth:`Client.ask`; False for the server's own validation set.
+        any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` that computes this
+            score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
     """
@@ -178,10 +181,11 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the objects that this client keeps between questions: features, per-sample values, pictures.
+        """Return the objects that this client keeps from one call of :meth:`Client.ask` to the next: features,
+        per-sample values, pictures.
 
-        The server may choose the keys. The memory is not saved with the run: results that cannot be computed again
-        belong into :attr:`state`.
+        The memory is not saved with the run: store results that cannot be computed again in :attr:`state`. The server
+        may choose the keys.
 
         Example:
             >>> from flsv.core import Client
@@ -203,7 +207,7 @@ class LocalData:
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models, called by the client's own training. P = length of the parameter vector.
+        """Set this round's models; the client's own training calls this. P = length of the parameter vector.
 
         Args:
             start: ``[P]``, the model that the client started from; None: the client takes no part in the round.
@@ -219,12 +223,13 @@ class LocalData:
 
     @property
     def tell(self) -> Tell | None:
-        """Return the function with which this client falsifies its reports in this round; None if it is honest."""
+        """Return the function with which this client falsifies the numbers that it reports in this round, see
+        :data:`Tell`; None if the client is honest."""
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return the number that this client reports under ``name``, a scalar tensor: the true one, ``value``, unless
-        the client falsifies its reports."""
+        """Return the number that this client reports under ``name``, a scalar tensor: the true ``value``, or what
+        :attr:`tell` makes of it."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 

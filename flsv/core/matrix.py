@@ -57,7 +57,8 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return a copy of the rows with the indices ``rows`` (None: all); it is stored in a file if ``matrix`` is."""
+    """Return a copy of the rows of ``matrix`` with the indices ``rows`` (None: all rows). If ``matrix`` is stored in a
+    file, so is the copy."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -69,8 +70,8 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or its control group's limit if that is
-    less."""
+    """Return the bytes of memory that this process may use: those of the machine, or the limit of the process's
+    container (control group) if that is lower."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
         limits.append(int(said))
@@ -78,7 +79,8 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models of a cohort of k clients, vectors of P entries, and the models that the clients started from.
+    """The models of a cohort of k clients, vectors of P entries, and the models that the clients started from. A
+    client's *update* is its model minus the model that it started from.
 
     Args:
         rows: ``[k, P]``, the clients' models.
@@ -122,7 +124,7 @@ class ClientMatrix:
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute the k clients' updates in the slice ``columns``, a new tensor ``[k, width of the slice]``."""
+        """Compute the columns ``columns`` of the k clients' updates, a new tensor ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])

@@ -33,8 +33,9 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the classifier head's part of ``vectors [..., P]``, ``[..., M, D]``: one row of D weights for each of
-        M classes. With ``include_bias`` the class's bias, if there is one, follows the weights, ``[..., M, D + 1]``."""
+        """Return the classifier head's weights in ``vectors [..., P]``: one row of D weights for each of M classes,
+        ``[..., M, D]``. With ``include_bias``, if the head has biases, the class's bias follows its weights,
+        ``[..., M, D + 1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -139,7 +140,7 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module still has the parameters and buffers with which this space was created.
+        """Check that the module has the same parameters and buffers as the module from which this space was created.
 
         Raises:
             ConfigurationError: entries were added or removed; the message names them.
@@ -176,8 +177,8 @@ class ParameterSpace:
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Return ``{kind: text}`` with the number of the shared, private and constant entries and a hash of their
-        names."""
+        """Return ``{kind: text}`` for the kinds ``"shared"``, ``"private"`` and ``"constant"`` of entries; a text has
+        the number of entries and a hash of their names."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -191,8 +192,8 @@ class ParameterSpace:
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a vector, or a stack of vectors ``[..., length]``, into views ``{name: tensor [..., *shape]}``. The
-        length is :attr:`size`, or :attr:`num_parameters` for the parameters only."""
+        """Split a vector, or a stack of vectors ``[..., length]``, into views ``{name: tensor [..., *shape]}``. A
+        vector has the length :attr:`size`, or :attr:`num_parameters` if it holds only the parameters."""
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}

@@ -15,7 +15,8 @@ LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yield ``(name, layer, attribute name, tensor)`` for each tensor that a module keeps as a plain attribute.
+    """Yield ``(name, layer, attribute name, tensor)`` for each tensor that a layer of a module keeps as a plain
+    attribute.
 
     Tensors that require a gradient (outputs), tensors that share their memory with a parameter or buffer, and the
     states of torchmetrics are left out.

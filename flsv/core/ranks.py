@@ -14,8 +14,8 @@ from torch import Tensor
 class Ranks:
     """Communication among the processes (ranks) of a federation; this base class is for a single process.
 
-    All ranks must call the same methods in the same order. The argument ``about`` names the exchange: an error is
-    raised if two ranks pass different names, because they are then out of step.
+    All ranks must call the same methods in the same order. The argument ``about`` is a name of the exchange. If two
+    ranks pass different names, they are out of step, and an error is raised.
 
     Attributes:
         rank: this process's number, from 0.
@@ -51,7 +51,8 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work to workers: the longest piece first, each to the worker with the least work so far.
+    """Assign pieces of work to workers: first the longest piece, then the next longest, and so on, each to the worker
+    with the least work so far.
 
     This is the rule "longest processing time" (Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on
     Applied Mathematics 17(2), 1969). The longest total of a worker is at most 4/3 of the optimum.
@@ -91,7 +92,7 @@ class ClientPlacement:
         costs: for each of the n clients the work of its training, in any unit.
 
     Attributes:
-        conversing: whether at present each rank asks only its own clients, as in :func:`flsv.core.map_clients`.
+        conversing: True within :func:`flsv.core.map_clients`, in which each rank asks only its own clients.
 
     Example:
         >>> owners = ClientPlacement(ALONE, [3.0, 1.0])

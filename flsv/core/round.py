@@ -34,11 +34,13 @@ class Round:
     """One communication round, seen from the server. n = all clients, k = cohort size, P = length of the parameter
     vector, M = classes, D = weights per class in the classifier head.
 
-    A metric is updated when the last of the quantities that it asks for is known: ``server_*`` and
-    ``aggregation_weights`` after aggregation (an aggregator then reads the metric's values of the previous round),
-    ``peer_values`` after personalization, ``uploaded``, ``downloaded`` and ``reached`` at the end of the round.
+    A metric's ``update`` takes attributes of a round as arguments, and is called as soon as all of them are known.
+    ``server_*`` and ``aggregation_weights`` are known after aggregation, ``peer_values`` after personalization,
+    ``coalitions``, ``reached``, ``uploaded``, ``downloaded`` and their ``_bytes`` at the end of the round, all others
+    before aggregation. If an aggregator reads a metric that is updated after aggregation, it gets the values of the
+    previous round.
 
-    A metric may also ask for the reports that a strategy declares (:attr:`flsv.core.strategy.Strategy.reports`).
+    ``update`` may also take the reports that a strategy declares (:attr:`flsv.core.strategy.Strategy.reports`).
 
     Args:
         round_index: the round's number, from 0.
@@ -47,8 +49,8 @@ class Round:
         global_vector: ``[P]``, the global model at the start of the round.
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
-        starts: the model that each client started from, as a vector ``[P]`` or as the client to be asked for it; None:
-            all clients started from the global model.
+        starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`,
+            which is asked for the vector when it is needed. None: all clients started from the global model.
         losses: ``[k]``, the mean training loss of each client.
         num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
@@ -154,12 +156,12 @@ class Round:
 
     @cached_property
     def utility(self) -> Any:
-        """Return the coalition game whose utility is the accuracy of a coalition's model, the uniform average of its
-        clients' models."""
+        """Return the coalition game in which a coalition's model is the uniform average of its clients' models, and its
+        utility is the accuracy of this model."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
-        """Return a coalition game; all games of a round share their evaluations of models.
+        """Return a coalition game of this round's clients; the games of a round evaluate the same model only once.
 
         Args:
             metric: the performance measure of a coalition's model, see :class:`flsv.games.CoalitionUtility`.
@@ -252,7 +254,8 @@ class Round:
         return result
 
     def get(self, name: str) -> Any:
-        """Return the clients' report called ``name`` or, if there is none, the attribute ``name`` of this round."""
+        """Return the clients' reports called ``name``, ``[k, ...]``; if no strategy declares such reports, return this
+        round's attribute ``name``."""
         return self.reports[name] if name in self.reports else getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
@@ -266,8 +269,8 @@ class Round:
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:
-        """Return this round without the :attr:`unmeasured` clients, as metrics see it; they are in ``left_out``
-        then."""
+        """Return the round as metrics see it: without the clients in :attr:`unmeasured`, whose ids are moved to
+        ``left_out``."""
         if not self.unmeasured:
             return self
         rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
@@ -362,19 +365,20 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return ``starts`` as vectors: each client in it is replaced by the model that it started from and is asked
-    for."""
+    """Return ``starts`` with a vector in place of each client: the client is asked for the model that it started from,
+    see :func:`started_from`."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model, a vector, that the client started the round from. The server asks this question if it did not
-    send that model itself.
+    """Return the model, a vector, that the client started the round from. A server that did not send this model itself
+    runs this at the client by :meth:`Client.ask`.
 
     Raises:
-        ConfigurationError: the client started from a model of its own, which has no noise, while its updates get noise.
+        ConfigurationError: the client must not reveal its start point: the start point is a model of its own without
+            noise, and :class:`flsv.privacy.GaussianPrivacy` protects only updates.
     """
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")

@@ -46,7 +46,7 @@ def check_share(share: Any) -> None:
     """Check the type of the argument ``FederatedLoop(share=...)``.
 
     Raises:
-        ConfigurationError: ``share`` is neither a word, nor a list of patterns, nor a function.
+        ConfigurationError: ``share`` is neither ``"all"`` or ``"trainable"``, nor a list of patterns, nor a function.
     """
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
@@ -58,7 +58,8 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Return the names of the entries of a module that are not shared.
+    """Return the names of the entries (parameters and buffers) of a module that ``share`` does not select, and that are
+    therefore not shared.
 
     A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
     removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
@@ -70,8 +71,9 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     - ``norm``: parameters and buffers of the normalization layers;
     - ``head``: parameters and buffers of the classifier head.
 
-    Entries that are not shared stay at their client. Unshared parameters that require no gradient are assumed to be
-    constant, unless a ``!`` pattern matches them (a target network that follows another one).
+    Entries that are not shared stay at their client (``kept``). Unshared parameters that require no gradient are
+    assumed never to change (``constant``). If such a parameter does change, as in a target network that follows another
+    network, exclude it by a ``!`` pattern: then it is in ``kept``.
 
     Args:
         share: see :data:`Share`.
@@ -121,10 +123,11 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn about the consequences of sharing only a part of the module.
+    """Warn if entries stay at the clients, because validation of the global model then uses their initial values; and
+    if LoRA's two factors are both trained, because their averages are not the average of the products.
 
     Args:
-        kept: names of the entries that stay at the clients.
+        kept: names of the entries that stay at the clients; empty if all are shared.
         space: the map between the module and vectors.
         module: the module at the beginning of a fit.
         evaluated: whether the clients' own models are evaluated.

@@ -50,7 +50,8 @@ class ClientUpdate:
         loss: the client's mean training loss; NaN if the module's ``training_step`` returns no loss.
         num_steps: the number of optimizer steps that the client took.
         norm: Euclidean distance of the vector from the client's start point, over the parameters, in float64.
-        reports: the client's reports, by the names that strategies declare in ``Strategy.reports``.
+        reports: the values that strategies let the client report, by the names that they declare in
+            ``Strategy.reports``.
         traffic: the size of the vector in transit, if it is compressed; None: the size of ``vector``.
     """
 
@@ -71,13 +72,13 @@ class FederationState:
     Args:
         num_clients: n.
         seed: the seed from which every random choice derives.
-        round_index: the number of completed rounds, so the index of the current or next one.
+        round_index: the number of completed rounds, which is the index of the current or next round.
         global_vector: ``[P]``, the global model; None before the first round begins.
         cohort: the clients of the current or next round.
-        starts: ``{client id: model [P]}`` of the clients that the server will send another start point than the global
-            model.
+        starts: ``{client id: model [P]}``, the start points of the clients that will not start from the global model.
         trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
-        weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort; None before the first.
+        weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort; None before the first
+            aggregation.
         client_scores: the last evaluation of the clients' own models, ``{score: values [n]}`` for ``"accuracy"``,
             ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined; empty before the first
             evaluation.
@@ -87,8 +88,8 @@ class FederationState:
         start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
             :mod:`flsv.federation.learned`.
         run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
-        counted: ``{client id: name}``, the name of the client's last training whose result was used, from which a
-            remote client continues.
+        counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
+            used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
@@ -165,7 +166,7 @@ class FederationState:
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all fields except ``num_clients`` and ``global_vector``, which a checkpoint has
+        """Return copies of all fields except ``num_clients`` and ``global_vector``, which a checkpoint stores
         elsewhere."""
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 

@@ -110,7 +110,8 @@ class Strategy(Component):
     Of the methods below, :meth:`report` runs at the clients, the others run at the server. Methods at the server may
     use the strategy's attributes; ``report`` may use its arguments, the client's data and the strategy's constructor
     arguments, but nothing that the server has learned during the run. A strategy declares the names of the values that
-    cross between server and clients: metrics can then ask for these names, and two strategies cannot use the same one.
+    server and clients send each other (``sends``, ``reports``). Metrics read reports by these names, and two strategies
+    cannot use the same name.
 
     A strategy that reads a metric stores the metric's name as ``self.metric``. The loop then checks before training
     that a metric of that name is defined, and that its value has the shape ``metric_shape`` if the class declares one:
@@ -138,8 +139,8 @@ class Strategy(Component):
 
     @property
     def needs_class_counts(self) -> bool:
-        """Return whether the strategy reads class counts at the clients, the client's own or all clients'; remote sites
-        do not know them. By default it is :attr:`needs_classes`."""
+        """Return whether the strategy reads numbers of samples per class at the clients. Remote sites, which do not
+        know each other's numbers, refuse such a strategy. Default: :attr:`needs_classes`."""
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
@@ -174,11 +175,11 @@ class Strategy(Component):
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        """Inspect the cohort's updates before the filters change them; called at the server.
+        """Inspect the cohort's updates before filters change or exclude them; called at the server.
 
         Args:
             updates: the updates whose model is finite.
-            clients: all n clients, which can be asked questions.
+            clients: all n clients, which can be asked, see :meth:`Client.ask`.
         """
 
     def end_round(self, round: Round) -> None:

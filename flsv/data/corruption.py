@@ -141,7 +141,7 @@ class Corruption(ClientChoice, ABC):
 
 
 def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw a share ``rate`` of the indices 0 .. ``count`` - 1, rounded to a whole number of indices, int64 ``[n]``.
+    """Draw ``rate * count`` (rounded, halves up) different indices from 0 .. ``count`` - 1 at random, int64 ``[n]``.
 
     Example:
         >>> len(draw_share(10, 0.25, torch.Generator().manual_seed(0)))
@@ -153,9 +153,9 @@ def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
 class GaussianNoise(Corruption):
     """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
 
-    Mean and standard deviation are in the unit of the inputs as the network gets them: 8-bit images are normalized to a
-    standard deviation of 1 if they are torchvision's, to -1 .. 1 in an ``.npz`` file; digits lie in 0 .. 1. Nothing is
-    clipped.
+    Mean and standard deviation are in the unit of the inputs as the network gets them. torchvision's images then have a
+    standard deviation of 1, 8-bit images of an ``.npz`` file lie in -1 .. 1, digits in 0 .. 1. Noisy inputs are not
+    clipped to these ranges.
 
     Args:
         std: standard deviation of the noise, at least 0.

@@ -237,8 +237,8 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data at a participant's own site, whose clients have the numbers from ``first_client`` on in the
-        federation."""
+        """Set up the data at a participant's own site. In the federation the site's clients have the numbers from
+        ``first_client`` on."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
@@ -261,8 +261,8 @@ class FederatedDataModule(FederationView):
             self._module.load_state_dict(state_dict)
 
     def train_dataloader(self) -> Iterable[Any]:
-        """Return the batches of the coming round in a federated fit; else batches of all clients' training samples,
-        pooled and shuffled."""
+        """Return the train dataloader: in a federated fit the next round's batches; in any other fit, shuffled batches
+        of all clients' training samples together."""
         if self.round_loader is not None:
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
@@ -305,7 +305,7 @@ class FederatedDataModule(FederationView):
 
     @property
     def hparams(self) -> Any:
-        """Hyper-parameters of a wrapped data module, else of this one."""
+        """Hyper-parameters of the wrapped data module if there is one, else of this one."""
         return super().hparams if self._module is None else self._module.hparams
 
 

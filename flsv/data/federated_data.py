@@ -39,7 +39,7 @@ class FederatedData:
         train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
         differs: which training samples the corruptions changed, bool ``[N]``.
-        columns: one card per column of a table, which says how the column is used; empty for other data.
+        columns: one :class:`ColumnCard` per column of a table, which says how the column is used; empty for other data.
         by_rarity: whether the rarer one of two classes is the positive one because the user named none.
     """
 
@@ -77,7 +77,8 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of which training batches are rows; an empty tuple if samples are read one by one."""
+        """Return the tensors from whose rows training batches are gathered; an empty tuple if samples are read one by
+        one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
@@ -109,7 +110,8 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, and choose the loaders' options; return all.
+    """Find the classes, partition the samples among server and clients, choose the loaders' options, and return all
+    this.
 
     Args:
         source: the data sets to partition.
@@ -118,7 +120,8 @@ def partition_data(
         loader: options of the loaders, which take precedence over those of the source.
         groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
             has groups.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
+        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`; ignored if the source has
+            used it already.
         pos_label: the user's argument ``pos_label`` of :class:`~flsv.data.FederatedDataModule`.
         corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
@@ -321,7 +324,8 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Return the data without the training samples that clients flag; validation and test samples are not removed.
+    """Let the clients value their training samples, and return the data without the samples that they flag as harmful;
+    validation and test samples are not removed.
 
     Args:
         module: the data module of the data.

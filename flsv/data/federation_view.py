@@ -136,8 +136,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return a list with the indices and the labels, int64 ``[n]`` each, of a client's samples in ``train``,
-        ``val`` and ``test``; they identify the client's part of the data."""
+        """Return six tensors, int64 ``[n]`` each: the indices and the labels of a client's samples in ``train``, then
+        those in ``val``, then those in ``test``. They identify the client's part of the data."""
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
 
@@ -150,8 +150,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation samples under ``"server"``, and under each client's number that of
-        the client's training, validation and test samples; see :func:`flsv.data.contents.content_hashes`."""
+        """Return ``{participant: hash}``: for ``"server"`` the hash of the server's validation samples, for each
+        client's number the hash of the client's training, validation and test samples. See
+        :func:`flsv.data.contents.content_hashes`."""
         held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
         return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
@@ -237,8 +238,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data, for a table with the attribute ``row_names``; None without test data, or if a wrapped data module
-        has a test loader."""
+        """Test data, which have the attribute ``row_names`` if they are rows of a table; None without test data, or if
+        a wrapped data module has a test loader."""
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:

@@ -82,10 +82,11 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 def check_spelling(
     names: Iterable[str], where: str, refuse: bool = True, places: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse names that differ only in spelling: equal numbers, or words that are equal up to case and white space.
+    """Raise an error, or warn, if names differ only in spelling: if they are equal numbers, or words that are equal up
+    to case and white space.
 
-    Names of classes are refused. With ``refuse=False``, for names of categories and clients, there is only a warning.
-    So it is for abbreviations (``m`` and ``male``) of all names.
+    Such names of classes raise an error. For names of categories and clients (``refuse=False``) there is only a
+    warning. A name and its abbreviation, as ``male`` and ``m``, always give only a warning.
 
     Args:
         names: the names to compare.
@@ -123,8 +124,8 @@ the same spelling everywhere.
 
 
 def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
-    """Join abbreviations of one or three letters with the word that begins with them, if there is only one. Codes such
-    as A and AB are not joined.
+    """Join the spellings of each abbreviation of one or three letters with those of the word that begins with it, if
+    there is only one such word. Codes such as A and AB are not joined.
 
     Args:
         spellings: ``{normalized name: its spellings}``, changed in place.
@@ -199,7 +200,7 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
-    """Return one entry per sample of a data set, such as its labels; None if there are none.
+    """Return one entry for each sample of a data set, such as its label; None if ``find`` returns None.
 
     Args:
         dataset: the data set; if ``find`` returns None for it, the data sets inside a ``Subset`` or ``ConcatDataset``

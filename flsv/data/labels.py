@@ -161,8 +161,8 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
     Args:
         labels: labels of the training data, int64 ``[N]``.
         class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data; their labels are used if they are stored apart from
-            the samples.
+        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
+            reading the samples.
 
     Raises:
         ConfigurationError: a label is not a whole number from 0 up, or the largest one is far above the number of
@@ -237,8 +237,8 @@ def find_classes(
     Args:
         train: the training data, with at least one sample.
         class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data; their labels are used if they are stored apart from
-            the samples.
+        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
+            reading the samples.
         labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
         asking: the partitioners, corruptions and other components that need classes.
 
@@ -279,7 +279,8 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
         named: whether the classes have names; then an integer below 0 is an error rather than a number to predict.
 
     Raises:
-        _NoClassError: the labels are not integers, or are numbers rather than classes (then with a warning).
+        _NoClassError: the labels are not integers; or they are integers that look like numbers to predict, and a
+            warning says so.
     """
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())

@@ -137,7 +137,7 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors of which batches are rows, and the indices of the rows to read.
+    """Return the tensors from whose rows batches can be gathered, and the indices of the rows to read.
 
     Args:
         dataset: map-style data set.
@@ -260,7 +260,8 @@ def _parts(value: Any) -> list[Any]:
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Seed each generator with a different seed, derived from ``seed``, the generator's position and ``path``."""
+    """Seed each generator with a seed of its own, derived from ``seed``, the generator's position among ``generators``,
+    and ``path``, such as the number of a worker process."""
     for place, generator in enumerate(generators):
         derived = derive_seed(seed, "held generator", place, *path)
         if isinstance(generator, np.random.RandomState):
@@ -307,8 +308,9 @@ class Loader:
 
     Args:
         eval_batch_size: samples per evaluation batch; None: that of the wrapped loader, else ``batch_size``, and at
-            least 256 if the data are tensors. It changes only scores that are not means over samples: those that the
-            module logs with a ``batch_size`` of its own, or that average over something else, such as tokens.
+            least 256 if the data are tensors. Scores that are means over samples do not depend on it. Others do: those
+            that the module logs with a ``batch_size`` of its own, or that are means over something else, such as
+            tokens.
         drop_last: whether to leave out a client's last training batch if it is not full; None: as the wrapped loader,
             else False.
         num_workers: number of processes that read data that are not tensors; None: as the wrapped loader, else 0.

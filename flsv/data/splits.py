@@ -146,8 +146,8 @@ def split_federation(
 
 
 def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
-    """Warn if there are groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
-    instead."""
+    """Warn of the groups ``lost``, of which no client has a sample, if there are any; with ``whole``, raise
+    ConfigurationError instead."""
     message = (
         f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or "
         f"were left out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."

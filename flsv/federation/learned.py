@@ -48,8 +48,8 @@ class LearningResult:
     """Result of the test whether a model is better than a constant answer.
 
     Args:
-        by: the name of the performance measure.
-        value: the model's performance; None if it is not finite.
+        by: the name of the performance measure by which the model is tested.
+        value: the model's performance; None if the number is not finite.
         apart: whether the model is significantly better than a constant answer; None if this cannot be tested.
     """
 
@@ -70,7 +70,7 @@ def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | 
 
 
 def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
-    """Test whether the model has learned anything, and return the entries about it for the run's record.
+    """Test whether the global model has learned anything, and return the results as entries of ``run.json``.
 
     A warning is shown for each performance measure by which the model is not better than a constant answer.
 
@@ -80,8 +80,8 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
 
     Returns:
         ``"paid_in"``: by metric, the performance at the run's start and end, the sum of the clients' values, and
-        whether the model is better than a constant answer; ``"not_known"``: the reason why the test is not possible,
-        only if it is not; ``"undecided"``: the result of :func:`inconclusive_metrics`, only if it is not empty.
+        whether the model is better than a constant answer; ``"not_known"``: if the test is not possible, the reason;
+        ``"undecided"``: the result of :func:`inconclusive_metrics`, if it is not empty.
     """
     found, unknown = learning_results(trainer, run)
     values, start = run.metrics.contributions, run.state.start
@@ -106,15 +106,16 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
 
 
 def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
-    """Find the metrics whose sampled values distinguish no pair of clients, given the values' standard errors.
+    """Find the metrics whose values, which are estimated from sampled coalitions, do not differ significantly between
+    any two clients.
 
     Args:
         metrics: the metrics by name.
         values: the metrics' values by name.
 
     Returns:
-        For each such metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair
-        of clients, see :mod:`flsv.functional.shapley.studentized_range`.
+        ``{metric: numbers}``: the number of ``"evaluations"`` of coalitions so far, and the number ``"needed"`` so that
+        a pair of clients differs significantly, see :mod:`flsv.functional.shapley.studentized_range`.
     """
     found = {}
     for name, value in values.items():
@@ -140,8 +141,8 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
         run: the run.
 
     Returns:
-        ``{metric: result}`` (a single result under ``NO_METRIC`` if no metric evaluates coalitions), and the reason why
-        the test is not possible, or None if it is.
+        ``{metric: result}``, with a single result under ``NO_METRIC`` if no metric evaluates coalitions; and the reason
+        why the test is not possible, None if it is possible.
     """
     model = run.state.model()
     found = _of_games(run, model)
@@ -242,7 +243,7 @@ def _finite(values: Tensor) -> float | None:
 
 
 def beats_constant(scores: Scores, performance: str) -> bool:
-    r"""Test whether a model's performance on the validation set is significantly above that of any constant answer.
+    r"""Return whether a model's performance on the validation set is significantly above that of any constant answer.
 
     Args:
         scores: the scores of a single model.
@@ -282,7 +283,8 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 
 
 def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
-    """Test whether a score of probabilities is significantly above the score of predictions independent of the labels.
+    """Return whether a model's ``score`` is significantly above the score of predictions that are independent of the
+    labels.
 
     The mean and the standard error of the score of such predictions follow from the number of samples of each class.
     With two classes they are those of class 1. Otherwise they are means over the classes that occur: the error is then

@@ -99,7 +99,7 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, and set the run's seed, before the module is on its device.
+        """Prepare the trainer and the metrics, and set the run's seed; called before the module is on its device.
 
         Args:
             settings: the loop's settings, see :func:`flsv.configuration.identity.settings_of`.
@@ -135,7 +135,7 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run and its reports, after the module is on its device and the optimizers are set up."""
+        """Make the run and its reports; called after the module is on its device and the optimizers are set up."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
@@ -230,7 +230,7 @@ class LightningFit:
         self._begin_epoch()
 
     def run_round(self) -> None:
-        """Run a round as Lightning's epoch.
+        """Run a round, in place of an epoch of Lightning's fit loop.
 
         Raises:
             RuntimeError: the round was stopped before its last batch, although the fit goes on.
@@ -269,7 +269,7 @@ class LightningFit:
         self.discard(early)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin a client's optimizer step, after its gradients are computed."""
+        """Tell the client's training that an optimizer step begins; Lightning has computed the gradients."""
         self.running.engine.cohort.turn.begin_step(optimizer)
 
     # ---- between rounds
@@ -303,8 +303,9 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that is being saved to a state between two rounds: that of the round's start during a
-        round, else that of the epoch's end. Refuse to save it after an error at the server."""
+        """Change a checkpoint that is being saved so that it holds a state between two rounds: within a round the state
+        at the round's start, else that at the epoch's end. After an error at the server, mark the checkpoint so that it
+        is not written, see :func:`refuse`."""
         if self.boundary is None or self.reports is None:
             return
         if self.running.at_server:
@@ -319,8 +320,9 @@ class LightningFit:
     # ---- the end
 
     def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
-        """Return the patch by which :meth:`finish` is called after all hooks ``on_train_end``, since callbacks and the
-        module may still change the final model in these hooks."""
+        """Return the patch by which the trainer's ``strategy`` calls :meth:`finish` at the end of its ``on_train_end``.
+        Lightning calls this method after the hooks ``on_train_end`` of callbacks and module, which may still change the
+        final model."""
         before = strategy.on_train_end
 
         def end() -> None:
@@ -330,7 +332,7 @@ class LightningFit:
         return strategy, "on_train_end", end
 
     def finish(self) -> None:
-        """Finish a run after its last round: train coalitions that metrics still need, and write the final reports."""
+        """Finish a run after its last round: train coalitions that metrics still need, and write the final results."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -393,7 +395,7 @@ class LightningFit:
         self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """Return the next round's train dataloader; before the first cohort exists, a stand-in with a client's number
-        of batches."""
+        """Return the next round's train dataloader; before the first cohort exists, a stand-in whose ``len`` is a
+        client's number of batches."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

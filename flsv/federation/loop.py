@@ -58,20 +58,21 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """Callback that trains a LightningModule as a federation, and measures each client's contribution during training.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` applies to each client and local epoch, and gradient accumulation ends
-    with each. Validation uses the global model. A checkpoint always holds the state between two rounds, and a resumed
-    run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with other
-    data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the difference. You
-    may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a scheduler, batch sizes,
-    the privacy budget, and everything that is only logged or drawn; the new values take effect.
+    the number of rounds; ``limit_train_batches`` applies to each client and local epoch, at whose end gradient
+    accumulation ends, too. Validation uses the global model. A checkpoint always holds the state between two rounds,
+    and a resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming
+    with other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
+    difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, options of optimizers that have no
+    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
     A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
     of steps in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
-    Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
-    contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
-    ``weight/client_<i>``, ``.../mean``, ``.../min``, ``.../std``). ``WeightAveraging`` averages the global models.
+    Other callbacks, before or after this one in the list, see the global model between rounds.
+    ``trainer.callback_metrics`` holds the last contributions, the last aggregation weights and the last scores of the
+    clients' own models (``<metric>/client_<i>``, ``weight/client_<i>``, ``.../mean``, ``.../min``, ``.../std``).
+    ``WeightAveraging`` averages the global models.
 
     Args:
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
@@ -154,7 +155,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Return the settings as text, as they were before the first fit, which may change the objects."""
+        """Return the settings as ``{option: text}``; cached, because a fit may change the objects described."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -270,7 +271,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the loop's attributes for a copy that can be fitted: without the trainer, the data and the fit."""
+        """Return the attributes for a copy of the loop that can be fitted: all except the present fit, with its trainer
+        and data."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
         return {
@@ -287,7 +289,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return the configuration for remote sites, which also train the coalitions' models that metrics need."""
+        """Return the configuration for remote sites: if metrics need coalitions' models, it lets the sites train these,
+        too."""
         return self._plan.as_rows(self.config)
 
     @property
@@ -316,8 +319,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the
-        first."""
+        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the first
+        aggregation."""
         return self.state.weights
 
     @property
@@ -332,7 +335,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first."""
+        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first
+        evaluation."""
         return self.state.client_scores.get("accuracy")
 
     @property
@@ -346,7 +350,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """Return one event for each client and kind of fault in this run, with the number of times that it occurred."""
+        """Return a list with one event for each client and kind of fault in this run; it has the number of times that
+        the fault occurred."""
         return events_of(self.filters, self.state)
 
     @property
@@ -357,8 +362,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return lists of clients that sent copies of each other's updates. A list of one client means that it sent
-        back the server's last step."""
+        """Return a list of groups of clients whose updates are copies of each other. A group of one client means that
+        the client sent back the server's last step."""
         return copies_in(self.events)
 
     @property

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """Output of a fit: it makes the result of each round and of the run, and passes the results to sinks, which write
-    them.
+    """Output of a fit. It makes a result of each round and of the whole run, and passes each result to sinks, which
+    write it to files, loggers or the terminal.
 
     Args:
         trainer: the fit's trainer.
@@ -100,7 +100,8 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Open ``contributions.csv``: a new file, or for a resumed run the file with its rows so far.
+        """Return the sink that writes ``contributions.csv``: a new file or, in a resumed run, a file that begins with
+        the rows of the completed rounds.
 
         Args:
             path: path of the file to write.
@@ -123,7 +124,8 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Log the settings, and return the sinks for the trainer's loggers."""
+        """Log the hyper-parameters and ``described``, the run's settings, and return the sinks for the trainer's
+        loggers."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -171,7 +173,7 @@ class RunReports:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Write values of earlier rounds that were computed after the run.
+        """Write metrics' values after earlier rounds that could be computed only after the run's last round.
 
         Args:
             found: ``{round: {metric: values}}``, the metrics' values after each round.
@@ -189,7 +191,7 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether files or the table show the test of whether the model is better than a constant answer."""
+        """Return whether the output includes the test of whether the model is better than a constant answer."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
@@ -245,8 +247,8 @@ class RunReports:
 
 
 class ClientPictures(Sink):
-    """Sink that writes the pictures and tables which clients have stored of their own data, such as their most harmful
-    samples.
+    """Sink that writes the pictures and tables that clients have stored with :func:`flsv.core.artifacts.keep_artifact`,
+    such as a picture of a client's most harmful samples.
 
     After each round in which figures are drawn, the engine writes them for the round's clients, each client's into its
     own folder, without sending them to the server.
@@ -334,7 +336,7 @@ def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """Return one event for each client and kind of fault in the run so far.
+    """Return a list with one event for each client and kind of fault in the run so far.
 
     Faults that the filters have found are first added to ``state.incidents``.
 

@@ -26,7 +26,8 @@ def check_checkpoint(
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check a checkpoint that was just read, for the trainer's current stage (fit, validate or test).
+    """Check whether the trainer can use a checkpoint that was just read. In a validation, warn if the data are
+    partitioned in another way than in the run that has saved the checkpoint.
 
     Args:
         trainer: the trainer that will use the checkpoint.
@@ -37,8 +38,8 @@ def check_checkpoint(
         path: the file that it was read from, for messages.
 
     Raises:
-        ConfigurationError: the weights belong to another module; or, when resuming, the checkpoint has no state of a
-            federation, or ``check`` refuses it.
+        ConfigurationError: the weights belong to another module; or, in a fit, the checkpoint holds only weights or no
+            federation's state, or ``check`` refuses it.
     """
     if trainer.state.fn == "fit":
         needed = {"callbacks", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version"}
@@ -70,7 +71,7 @@ def check_checkpoint(
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check a loop's saved state against the present fit.
+    """Check that the present fit can resume from a loop's saved state.
 
     Args:
         state: the saved state, a result of :meth:`FederatedLoop.state_dict`.
@@ -113,7 +114,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Raise ConfigurationError in place of a KeyError within this context, in which a checkpoint is read."""
+    """Convert a KeyError, raised within this context because a checkpoint lacks an entry, into a ConfigurationError."""
     try:
         yield
     except KeyError as error:

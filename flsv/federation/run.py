@@ -35,7 +35,7 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 class FederationRun:
     """One run of a federation: configuration, metrics, state, server and, in an engine, clients.
 
-    :meth:`round` is a round, in five steps. The class is independent of Lightning's hooks.
+    :meth:`round` runs a round. The class is independent of Lightning's hooks.
 
     Args:
         config: the federation's configuration.
@@ -119,7 +119,8 @@ class FederationRun:
         """Prepare for the evaluation of coalitions and for the training of clients, after the optimizers are set up.
 
         Args:
-            buffers: see :meth:`OneProcess.begin_training`.
+            buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None: those of the
+                module are kept.
         """
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
@@ -150,8 +151,8 @@ class FederationRun:
     # ---- a round
 
     def remember(self) -> None:
-        """Store the global model, and seed the random numbers; called before any hook of the round, because the hooks
-        of a resumed run must draw the same random numbers.
+        """Seed the random numbers, and store the global model. This is called before any hook of the round, so that
+        hooks draw the same random numbers if the run is resumed here.
         """
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.cohort.turn.shared.remember()
@@ -192,7 +193,8 @@ class FederationRun:
         return instructions
 
     def _receive(self, cohort: CohortTraining, instructions: dict[int, Instruction]) -> Round:
-        """Return the round as the server sees it, without the clients whose updates the server excludes."""
+        """Pass the cohort's updates to the server, and return the round as the server sees it: without clients whose
+        updates it excludes."""
         state, manager, self.at_server = self.state, self.engine.manager, True
         self.server.send({client: told for client, told in instructions.items() if client in cohort.heard})
         manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
@@ -245,8 +247,8 @@ class FederationRun:
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the clients that would start from another model than the global model
-        after the server's next instructions."""
+        """Return ``{client id: model [P]}``: the next start points of those clients that will not start from the global
+        model."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
@@ -263,7 +265,8 @@ class FederationRun:
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
-        """Add the global model, which an upload needs, to the instructions of clients that start from another model."""
+        """Add the global model to the instructions of clients that start from another model; called if an upload needs
+        it."""
         model = self.state.model()
         for client, instruction in instructions.items():
             if instruction.start is not model:
@@ -280,7 +283,8 @@ class FederationRun:
 
 @dataclass
 class RunState:
-    """State of clients, optimizers and files that the next round needs besides :class:`flsv.core.FederationState`.
+    """State that the next round needs besides :class:`flsv.core.FederationState`: that of clients, optimizers and
+    files.
 
     Args:
         store: the state that the clients keep between rounds.

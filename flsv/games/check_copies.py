@@ -36,8 +36,9 @@ def check_copies(
 ) -> None:
     """Raise ConfigurationError unless a model that is evaluated in a copy of the module uses the copy's weights only.
 
-    Two models with random weights near the module's are evaluated, since a last layer of zeros would give equal outputs
-    for all weights. During the check the module's tensors point to other memory; their own memory is not written.
+    The check evaluates two models with random weights near the module's, because a module whose last layer is zero
+    would give equal outputs for all weights. Meanwhile the module's tensors point to other memory; their own memory is
+    not written.
 
     Args:
         module: the original module.
@@ -83,8 +84,8 @@ def check_copies(
 
 @contextmanager
 def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterator[None]:
-    """Let the module's tensors point to new memory with the values of ``vector [P]`` within the context; afterwards
-    they point to their own memory again.
+    """Let the module's tensors point to new memory, with the values of ``vector [P]``, within the context; let them
+    point to their own memory again afterwards.
     """
     values, named = space.unflatten(vector), dict([*module.named_parameters(), *module.named_buffers()])
     before = {name: named[name].data for name in space.names}

@@ -19,7 +19,8 @@ from flsv.games.vector_evaluator import VectorEvaluator
 
 
 class CoalitionGames:
-    """Factory of the coalition games of every round of a fit.
+    """Factory of coalition games; one object serves all rounds of a fit. :meth:`begin` sets the round, whose clients
+    are the players.
 
     Args:
         evaluator: evaluator of classifiers on the server's validation set; None if no game needs classifiers' scores.
@@ -81,7 +82,7 @@ class CoalitionGames:
         return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
 
     def begin(self, round: Round) -> None:
-        """Begin a round, and forget the evaluations of the previous round."""
+        """Make ``round`` the current round, and forget the scores of the previous round's models."""
         self._before = self.total_evaluations
         self._round, self._tables, self._products, self._models = round, {}, {}, 0
 
@@ -121,8 +122,8 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """Make a table of scores by ``metric`` for a round other than the current one, such as a round composed of all
-        rounds. The table's evaluations are counted in :attr:`evaluations`.
+        """Make a table of coalitions' scores by ``metric`` for another round than the current one, such as one that
+        combines the updates of all rounds. The table's evaluations are counted in :attr:`evaluations`.
         """
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
@@ -131,7 +132,8 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """Evaluate any models, not only those of coalitions; they are counted in :attr:`evaluations`.
+        """Compute the utilities of any models, which need not be models of coalitions. The models are counted in
+        :attr:`evaluations`.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
@@ -146,7 +148,8 @@ class CoalitionGames:
         return utility_of(table.evaluate(build, count), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the validation loss's gradient at a model. It is not computed again for the vector of the last call.
+        """Compute the validation loss's gradient at a model. The last gradient of each loss is cached and returned as
+        long as ``vector`` is the same tensor object.
 
         Args:
             vector: ``[P]``, the model.
@@ -174,8 +177,8 @@ class CoalitionGames:
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
         """Compute the products of the current round's updates with the gradient of the validation loss ``loss`` at the
-        round's global model. With ``order=2`` compute also those with the Hessian; the loss is then always the
-        cross-entropy. They are computed once per round.
+        round's global model. With ``order=2``, also compute the products with the Hessian; the loss is then always the
+        cross-entropy. The products are computed once per round.
         """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)

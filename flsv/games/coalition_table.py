@@ -14,7 +14,7 @@ from flsv.utilities import progress
 
 
 class CoalitionTable:
-    """Scores of all coalitions of one round that were evaluated so far.
+    """Scores of those coalitions of one round that were evaluated so far.
 
     Games that differ in the performance measure share all scores of the table; games that differ in the weighting share
     only the score of the empty coalition, whose model does not depend on the weighting.
@@ -40,8 +40,8 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU; ``models`` builds the models
-        of those that are not in the table yet, which are evaluated first.
+        """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU. First evaluate the coalitions
+        that are not in the table yet, whose models ``models`` builds, and add them to the table.
         """
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
@@ -55,8 +55,8 @@ class CoalitionTable:
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, which ``build`` writes (see :data:`flsv.games.vector_evaluator.Build`), divided
-        among the ranks; return their scores without storing them in the table.
+        """Evaluate ``count`` models, which ``build`` writes (see :data:`flsv.games.vector_evaluator.Build`), on all
+        ranks, each of which takes a part of the models. Return the scores of all models; the table does not store them.
         """
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
@@ -70,7 +70,8 @@ class CoalitionTable:
 
 
 def _counted(build: Build, count: int) -> Build:
-    """Return a function like ``build``, for ``count`` models, that also advances the progress bar at each new model."""
+    """Extend the progress bar by ``count`` models, and return a function like ``build`` that also advances the bar at
+    each new model."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
     progress.add_total("coalitions", count)
 

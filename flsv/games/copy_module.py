@@ -21,12 +21,12 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
     """Make a deep copy of a module. The copy is not compiled, and it shares the original's optimizer factories.
 
-    The optimizer factories that the command line makes refer to its parser, which takes longer to copy than a small
-    module, and do not refer to the module.
+    Optimizer factories (``partial`` objects) do not refer to the module, so they need no copy. Those that the command
+    line makes refer to its parser, which would take longer to copy than a small module.
 
     Args:
         module: the original module.
-        instead: ``{id(object): replacement}`` for objects of the module that are replaced in the copy.
+        instead: ``{id(object): replacement}``: the copy has the replacements in place of these objects of the module.
 
     Raises:
         ConfigurationError: the module cannot be copied; the message names the attributes that prevent it.
@@ -60,11 +60,12 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Make a deep copy of a value. Closures in the copy refer to the copies of the value's parts, not to the originals.
+    """Make a deep copy of a value. Functions in the copy whose closures refer to parts of the value refer to the copies
+    of these parts.
 
     Args:
         value: the object to copy.
-        holders: objects whose attributes are searched for such closures.
+        holders: objects whose attributes are searched for such functions.
         parts: ``id`` of each part of the value that a closure may refer to.
         memo: the ``memo`` argument of ``copy.deepcopy``.
     """
@@ -120,8 +121,8 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 
 def _makes(factory: partial) -> bool:
-    """Return whether a ``partial`` creates objects of a class, or was made by the command line, as optimizer
-    factories."""
+    """Return whether a ``partial`` is a factory, such as of optimizers: its function is a class, or the command line
+    has made it."""
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

@@ -113,8 +113,9 @@ def _slopes(
     create_graph: bool = False,
     weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for every batch ``(slope, parameters)``: its summand of the gradient, ``[P']``, and the vector ``[P']`` of
-    parameters to which the gradient refers. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
+    """Yield ``(slope, parameters)`` for each batch: the batch's part of the gradient of the mean loss, ``[P']``, where
+    all parts sum to the gradient; and the vector ``[P']`` of the P' parameters, of which ``slope`` is a function if
+    ``create_graph``. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
     """
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}

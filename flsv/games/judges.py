@@ -48,13 +48,15 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """Score models on a client's held-out samples; a question to the client.
+    """Score models on a client's held-out (validation) samples. The server runs this at the client by
+    :meth:`flsv.core.Client.ask`.
 
     Args:
         local: the client's own data.
         models: the models' vectors ``[K, P]``.
         performance: the performance measure, or its name; None: count the correctly classified samples of each class.
-        mode: ``"min"`` or ``"max"``, for a ``performance`` that is the name of a value that the module logs.
+        mode: ``"min"`` or ``"max"``, whether less or more is better; only if ``performance`` is the name of a value
+            that the module logs.
 
     Returns:
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
@@ -73,7 +75,7 @@ def judge(
 
 
 def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the answers of clients to :func:`judge`.
+    """Sum the clients' results of :func:`judge` without a ``performance``.
 
     Args:
         answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
@@ -81,8 +83,9 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
             samples than that, its answer is scaled down to this number.
 
     Returns:
-        By class, the number of samples that each model classifies correctly, float64 ``[K, M]``, and the number of all
-        samples, ``[M]``. A class on which no client reports has the sums over the clients' rare classes instead.
+        The number of samples of each class that each model classifies correctly, float64 ``[K, M]``, and the number of
+        held-out samples of each class, ``[M]``. For a class on which no client reports, both are those of all clients'
+        rare classes together.
 
     Example:
         >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
@@ -98,7 +101,8 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find judges whose distance from every other judge exceeds the largest distance between two of the others.
+    """Find the judges (clients that score models) whose distance from every other judge exceeds the largest distance
+    between two other judges.
 
     The distance of two judges is Euclidean, between their scores after each judge's mean score is subtracted.
 
@@ -106,7 +110,7 @@ def unlike_others(opinions: Tensor) -> list[int]:
         opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
 
     Returns:
-        The row numbers of these judges; an empty list if there are fewer than :data:`JUDGES` judges or
+        The row numbers of these judges in ``opinions``; an empty list if there are fewer than :data:`JUDGES` judges or
         :data:`COALITIONS` coalitions.
 
     Example:
@@ -136,7 +140,8 @@ class ClientJudges(VectorEvaluator):
         data: the data module, set up.
         measure: the performance measure, with ``judged=True``.
         device: the models' device.
-        note: function that is called with the id of each client that :func:`unlike_others` finds, and a text.
+        note: function that is called for each client that :func:`unlike_others` finds, with the client's id and a text
+            about it.
 
     Attributes:
         answers: ``{client: answer}``, each client's last answer, as :func:`judge` returns it.
@@ -175,7 +180,8 @@ class ClientJudges(VectorEvaluator):
         """Let all clients score one model ``[P]`` before training, to find errors early.
 
         Raises:
-            ConfigurationError: a client does not score the model, or no client can report on some class.
+            ConfigurationError: a client does not score the model; or there is a class on which no client can report,
+                not even by its rare classes.
         """
         support = None
         with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
@@ -193,8 +199,8 @@ class ClientJudges(VectorEvaluator):
             )
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Let the clients score ``count`` models, which ``build`` writes. A client that does not answer is left out,
-        with a warning.
+        """Let the clients score ``count`` models, which ``build`` writes, and return the models' scores over all
+        clients. A client that does not answer is left out, with a warning.
 
         Raises:
             NoAnswer: no client answers.

@@ -34,7 +34,8 @@ def make_evaluators(
     *,
     seed: int = 0,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators of all performance measures except classifiers' scores, and try them on the first batches.
+    """Make the evaluators of all measures that are a :class:`flsv.games.ModelScore`, and try them, so that errors are
+    raised before training. Classifiers' own scores, such as ``"accuracy"``, need none of these evaluators.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
@@ -106,7 +107,7 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator like ``evaluator`` for other batches.
+    """Return an evaluator that computes the same scores as ``evaluator`` on other batches.
 
     Args:
         evaluator: an evaluator that :func:`make_evaluators` returned.
@@ -124,7 +125,7 @@ def evaluator_on(
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
     """Yield the loaders' batches as pairs ``(x, y)``, in the form in which the trainer's module gets them in
-    validation.
+    validation. An error message begins with ``asking``.
     """
     try:
         for index, loader in enumerate(loaders):

@@ -118,8 +118,8 @@ class ModelEvaluator(VectorEvaluator):
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ModelEvaluator:
-        """Make an evaluator like this one for other batches. The two evaluators share the copy of the module, so they
-        must not evaluate at the same time.
+        """Make an evaluator that computes the same scores on other batches. The two evaluators share the copy of the
+        module, so they must not evaluate at the same time.
 
         Args:
             batches: pairs ``(x, y)``; None: the batches of this evaluator.
@@ -135,7 +135,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models; only one model or one chunk of models is in memory at a time.
+        """Compute the scores of ``count`` models; only one model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
@@ -169,8 +169,8 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
-        """Evaluate the models with the indices ``rows`` and write the results into ``sums``; return whether the models
-        fitted into memory.
+        """Evaluate the models with the indices ``rows``, write the results into ``sums``, and return True. Return False
+        if the models, two or more, do not fit into memory together.
         """
         try:
             self._score(rows, self._stacked(build, rows), sums)

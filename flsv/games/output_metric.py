@@ -98,13 +98,15 @@ class OutputMetric:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Return whether a metric's value for logits differs from its value for probabilities."""
+    """Return whether a metric needs probabilities: whether its value for logits differs from its value for the
+    probabilities of these logits."""
     largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
     return _kind(metric) is not None and not largest
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Return whether a metric's value depends on which of two classes is class 1, as average precision does.
+    """Return whether a metric for two classes changes its value if the classes change their numbers 0 and 1, as average
+    precision does.
 
     Example:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))

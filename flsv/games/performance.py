@@ -91,12 +91,13 @@ class ModelScore:
 
     @property
     def by_class(self) -> bool:
-        """Whether clients report this measure class by class."""
+        """Whether clients score models and report this measure class by class."""
         return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
-        """The measure's key in an evaluator's :class:`Scores`."""
+        """The measure's name in the :class:`Scores` that an evaluator returns: the name of the logged value, or
+        ``"metric"``."""
         return self.of if isinstance(self.of, str) else "metric"
 
     @property
@@ -130,12 +131,13 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
 
 
 def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
-    """Return whether, with two classes, a measure is a score of the positive class."""
+    """Return whether a measure is a score of the positive class if there are two classes, as F1 is."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
-    """Warn if a measure is a score of the positive class and the user did not name that class.
+    """Warn if a measure is a score of the positive class, and that class was chosen because it is the rarer one, not by
+    the user.
 
     Args:
         measures: the performance measures.

@@ -43,7 +43,8 @@ def linear_statistics(
     classes: int,
     kinds: FeatureKind,
 ) -> Statistics:
-    """Compute the sums over a client's training samples that ridge regressions need; a question to the client.
+    """Compute the sums over a client's training samples that ridge regressions need. The server runs this at the client
+    by :meth:`flsv.core.Client.ask`.
 
     Args:
         local: the client's data.
@@ -54,8 +55,9 @@ def linear_statistics(
         kinds: the kinds of features.
 
     Returns:
-        For each kind of features the sums of phi phi^T, float64 ``[r + 1, r + 1]``, and of phi y^T, ``[r + 1, M]``; see
-        :func:`flsv.functional.ridge.ridge_statistics`. An empty list if the client has no training samples.
+        For each kind of features, with the r projected features and a constant in phi, the sums of phi phi^T, float64
+        ``[r + 1, r + 1]``, and of phi y^T, ``[r + 1, M]``; see :func:`flsv.functional.ridge.ridge_statistics`. An empty
+        list if the client has no training samples.
     """
     if not int(local.class_counts.sum()):
         return []
@@ -129,11 +131,12 @@ def _check_options(options: ProxyOptions, x: Tensor, classes: int) -> None:
 
 
 class ProxyServer:
-    """The server's side of a proxy game: features of its validation samples, and their axes.
+    """The server's side of a proxy game: the features of the server's validation samples, and the features' principal
+    axes, on which the clients' features are projected, too.
 
     Args:
         server: the server's validation data.
-        vector: ``[P]``, the present model.
+        vector: ``[P]``, the model whose features are used.
         options: the game's options.
 
     Raises:
@@ -165,13 +168,13 @@ class ProxyServer:
             self.nobody = torch.full_like(self.nobody, 1 / self.classes)  # equal outputs: a guess
 
     def ask(self, clients: Sequence[Client], most: Tensor | None = None) -> ProxyGame:
-        """Ask clients for their statistics, and return the game of those that answer; there is a warning for the
-        others.
+        """Ask clients for their :func:`linear_statistics`, and return the game whose players are the clients that
+        answer. A warning names each client that does not.
 
         Args:
             clients: the clients to ask.
-            most: int64 ``[n]``, the number of samples that each of all n clients has announced; if a client's
-                statistics are of more samples, they are scaled down to this number. None: the numbers are not known.
+            most: int64 ``[n]``, the number of training samples of each of all n clients. If a client's statistics are
+                sums over more samples, they are scaled down to this number. None: they are never scaled.
         """
         sent = self.axes, self.vector
         how = partial(linear_statistics, head=self.options.head, classes=self.classes, kinds=self.options.kinds)
@@ -196,7 +199,8 @@ class ProxyServer:
         return ProxyGame(self, players, stacked)
 
     def _checked(self, client: Client, answer: Any) -> Statistics:
-        """Return a client's answer, zeros for a client without samples; raise ``NoAnswer`` if its shape is wrong."""
+        """Return a client's ``answer``, or zeros if it is empty because the client has no samples; raise ``NoAnswer``
+        if its shape is wrong."""
         outputs = self._targets.shape[1]
         shapes = [((len(axes) + 1, len(axes) + 1), (len(axes) + 1, outputs)) for _, axes in self.axes]
         if answer == []:
@@ -251,8 +255,8 @@ class ProxyGame:
     Args:
         server: the server's side of the game.
         players: the ids of the k clients that have answered.
-        sums: for each kind of features the clients' sums of phi phi^T, float64 ``[k, r + 1, r + 1]``, and of phi y^T,
-            ``[k, r + 1, M]``.
+        sums: for each kind of features, with r features and a constant in phi, the clients' sums of phi phi^T, float64
+            ``[k, r + 1, r + 1]``, and of phi y^T, ``[k, r + 1, M]``.
     """
 
     def __init__(self, server: ProxyServer, players: list[int], sums: list[tuple[Tensor, Tensor]]) -> None:

@@ -25,7 +25,8 @@ class Replica:
     Args:
         module: the module to copy.
         space: the map between the module's state and vectors ``[P]``.
-        context: function that returns a context manager for a forward pass, such as autocast; None: none is entered.
+        context: function that returns a context manager for a forward pass, such as autocast; None: a forward pass
+            needs no context.
 
     Raises:
         ConfigurationError: the module cannot be copied.

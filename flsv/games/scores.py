@@ -17,7 +17,7 @@ METRICS = get_args(UtilityMetric)
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of K models on the same validation samples; on the CPU.
+    """Scores of K models on the same validation samples. All tensors are on the CPU.
 
     Attributes:
         values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
@@ -73,7 +73,7 @@ class Scores:
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Count models' correct predictions on a batch and sum their losses, without waiting for the device.
+    """Count each model's correct predictions on a batch and sum its losses; the call does not wait for the GPU.
 
     Args:
         logits: ``[c, B, M]``, the logits of c models for B samples and M classes.

@@ -36,9 +36,9 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
     """Make a copy of a module, load the model ``vector [P]`` into it, and return it; its layers keep their mode.
 
     A user's ``validation_step`` may count, collect outputs or keep the best value so far. So every model is evaluated
-    in a copy of its own, with the module's current Python state, metrics and buffers: its score then depends only on
-    its vector and the fit's module. Tensors in ``private``, ``{name: tensor}``, replace the module's state of these
-    names that vectors do not hold. The space's constant parameters are shared, not copied.
+    in a copy of its own, which has the module's current Python state, metrics and buffers. A model's score then depends
+    only on the model's vector and on the fit's module. Tensors in ``private``, ``{name: tensor}``, replace the module's
+    state of these names that vectors do not hold. The space's constant parameters are shared, not copied.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -107,7 +107,7 @@ class ValidatedModels(VectorEvaluator):
     def on(
         self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ValidatedModels:
-        """Make an evaluator like this one for other batches.
+        """Make an evaluator that computes the same scores on other batches.
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.validation.keep_batches`.
@@ -120,7 +120,7 @@ class ValidatedModels(VectorEvaluator):
 
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, one after the other.
+        """Compute the scores of ``count`` models, one after the other.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
@@ -151,7 +151,8 @@ class ValidatedModels(VectorEvaluator):
         return self._derive(vector, name)[1]
 
     def attempt(self) -> None:
-        """Evaluate the fit's module as it is, to find errors before training.
+        """Evaluate the fit's module as it is and check that copies of it are independent, to find errors before
+        training.
 
         Raises:
             ConfigurationError: a value that a metric needs is not logged or has no gradient, or the module cannot be
@@ -173,7 +174,8 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Yield a validation run of the model ``vector [P]``, with the same random numbers for every model."""
+        """Yield a :class:`ValidationRun` of a copy of the module with the model ``vector [P]``, with the same random
+        numbers for every model."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),

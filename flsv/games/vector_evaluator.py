@@ -24,14 +24,15 @@ def row_builder(vectors: Tensor) -> Build:
 
 
 class VectorEvaluator(ABC):
-    """Base class of evaluators, which compute scores of models that have one structure and are given as vectors."""
+    """Base class of evaluators, which compute scores of models of one structure, each given as a vector ``[P]``.
+    :class:`CoalitionGames` calls an evaluator with the models of coalitions; subclasses override :meth:`evaluate`."""
 
     space: ParameterSpace
     asks_clients = False
     """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
 
     def __call__(self, vectors: Tensor) -> Scores:
-        """Evaluate the models in the rows of ``vectors [K, P]``.
+        """Compute the scores of the K models in the rows of ``vectors [K, P]``.
 
         Raises:
             ValueError: the vectors have another length.
@@ -42,6 +43,6 @@ class VectorEvaluator(ABC):
 
     @abstractmethod
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, which ``build`` writes (see :data:`Build`), and return their scores. Only one
-        model or one chunk of models is in memory at a time.
+        """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`), with one model or one
+        chunk of models in memory at a time.
         """

@@ -37,18 +37,19 @@ _log = logging.getLogger("flwr")
 class Contributions(Strategy):
     """Wrapper of a strategy of Flower's message API that measures each client's contribution to each round.
 
-    The wrapper passes all calls on to the strategy, and does not change the trained model by a bit. Before the strategy
-    aggregates a round's replies, :func:`flsv.value_round` computes the clients' values. The wrapper adds them to the
-    round's MetricRecord, as entries such as ``"value/Boston"``, which Flower logs and stores in
-    ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far; it is NaN in a round in
-    which the client sent no model.
+    The wrapper passes all calls on to the strategy, and the trained model is bit for bit the same as without the
+    wrapper. Before the strategy aggregates a round's replies, :func:`flsv.value_round` computes the clients' values.
+    The wrapper adds them to the round's MetricRecord, as entries such as ``"value/Boston"``, which Flower logs and
+    stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far; it is NaN in a
+    round in which the client sent no model.
 
     A client has the name under which its SuperNode is registered; without such a name, the ``"partition-id"`` that its
     app puts into the reply's MetricRecord; without this entry, the id of its node.
 
-    All metrics are computed round by round. A coalition's model is the average of its clients' replies, weighted by
+    All metrics are computed after each round. A coalition's model is the average of its clients' replies, weighted by
     samples (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
-    aggregates in another way, as FedAdam and Krum do. No coalition is trained by itself, so do not pay by these values.
+    aggregates in another way, as FedAdam and Krum do. The models of coalitions are averages of the clients' replies,
+    not trained on their own, so do not pay by these values.
 
     If a round's values cannot be computed, training goes on: a warning gives the reason, and the round's values are
     NaN.
@@ -213,8 +214,8 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors as ``{name: tensor}``; as a list in the module's order if no array has the name of
-        an entry of the module."""
+        """Return a model's tensors as ``{name: tensor}``. If no array has the name of an entry of the module, return a
+        list of tensors, which must be in the module's order."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
@@ -288,7 +289,7 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Return a new TensorBoard writer for clients with the given names; the earlier writer is closed."""
+        """Close the TensorBoard writer, if there is one, and return a new writer for clients with the given names."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()

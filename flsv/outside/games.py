@@ -101,7 +101,8 @@ def games_outside_fit(
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:
-    """Return a shallow copy of the module without its Fabric object, to which the module would log."""
+    """Return a shallow copy of the module without its Fabric object, because the module would log its validation to
+    that."""
     own = copy.copy(module)
     own._fabric = None
     return own

@@ -1,7 +1,7 @@
 """value_round: the clients' contributions to a round that another framework, or the user's own loop, has run.
 
 For rounds of plain PyTorch, of Fabric, and of other frameworks, such as an NVFlare aggregator;
-:class:`flsv.engines.flower.Contributions` calls it for a Flower strategy. Nothing is trained or aggregated here; the
+:class:`flsv.outside.flower.Contributions` calls it for a Flower strategy. Nothing is trained or aggregated here; the
 metrics and their results are those of a :class:`flsv.FederatedLoop`.
 """
 

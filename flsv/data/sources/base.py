@@ -72,11 +72,12 @@ class SourceData:
         eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
         groups: number of each training sample's group, int64 ``[N]``; None if the source itself has no groups.
         group_names: names of the groups, by number.
-        clients: whether each group is the data of one client that the user gave; each must then keep a training sample.
+        clients: whether the user gave the data by client, so that each group is one client's data; then each group must
+            keep a training sample.
         labeled: whether the user's argument ``labels`` was used already, to read the targets from that column.
         by_rarity: whether the rarer one of two classes is the positive one because the user named none.
         pooled: whether inputs depend on statistics of all training samples, such as means.
-        columns: one card per column of a table; empty for other data.
+        columns: one :class:`ColumnCard` per column of a table; empty for other data.
         fitted: function ``fitted(indices of each client's training samples)`` that returns the data with inputs fitted
             on these samples; None if the inputs need no fit.
     """
@@ -322,7 +323,8 @@ def one_numbering(
 
 
 def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
-    """Return the classes' names; of two that flsv has numbered by name at all clients, the positive one is last."""
+    """Return the classes' names. If there are two classes, which flsv has numbered by their names at all clients, the
+    positive one is last."""
     if not all(map(by_name, parts.values())):
         return names
     counts = dict.fromkeys(names, 0)

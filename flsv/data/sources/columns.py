@@ -99,8 +99,8 @@ class Columns:
     date_format: list[str] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """Return the marks of a missing value in the column ``name``; ``typed`` says that it is a DataFrame's
-        column."""
+        """Return the texts that mark a missing value in the column ``name``; with ``typed`` it is a column of a
+        DataFrame or Parquet file."""
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}
@@ -131,7 +131,8 @@ class Columns:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """Return the options to paste: those that differ from their defaults, and those that solve the ``problems``."""
+        """Return ``{option: value}`` for the user to paste: the options that differ from their defaults, with the
+        changes that solve the ``problems``."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -188,7 +189,7 @@ _TO_DAYS = "Convert dates to days (dates: {{{}: days}}), or to days since the da
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """Return the values of a column, with NaN for missing values and without white space around words.
+    """Return the values of a column, with NaN in place of marks of missing values and without white space around words.
 
     Args:
         table: the rows.
@@ -272,7 +273,7 @@ def _check_kind(table: Table, name: str, values: pd.Series, kind: str | None, co
 
 
 def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
-    """Return the kind of a DataFrame's column, and its values as numbers."""
+    """Return the kind of a DataFrame's column, and its values as numbers, NaN for each value that is not a number."""
     return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
 
 

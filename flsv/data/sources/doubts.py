@@ -23,8 +23,8 @@ _CODES = 3
 
 
 def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield errors, without raising them, if a column looks like an identifier, or has numbers that look like
-    sentinels."""
+    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, or some of
+    its numbers look like sentinels (codes for missing values)."""
     if card.categories is None:
         yield from _identifier(table, card, columns)
     if card.kind == NUMBERS:
@@ -32,8 +32,8 @@ def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnE
 
 
 def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error for each column of dates, or column from which days are counted, with dates that look like
-    sentinels of missing values.
+    """Yield a ColumnError, without raising it, for each column of dates in which some dates look like sentinels (codes
+    for missing values). Columns from whose dates days are counted are included.
 
     Raises:
         ColumnError: the column from which days are counted has no dates.
@@ -46,8 +46,8 @@ def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iter
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error if a column has the name of an identifier, such as "patient id", and a different whole number in
-    every row."""
+    """Yield a ColumnError if a column has the name of an identifier, such as "patient id", and a different whole number
+    in every row of each table."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
@@ -60,7 +60,7 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
 def sentinels(
     table: Table, name: str, numbers: pd.Series, values: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Yield an error if numbers of a column look like sentinels, codes for a missing value.
+    """Yield a ColumnError if some numbers of a column look like sentinels, codes for a missing value.
 
     Args:
         table: the rows, for the message.
@@ -111,9 +111,9 @@ def codes_in(numbers: pd.Series) -> list[float]:
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
     """Return whether the smallest or largest numbers of a column look like sentinels of missing values.
 
-    They do if each occurs at least twice and their distance from the other numbers exceeds the range of these. For
-    nines (-99, 999), half that distance suffices if there are more than ``FEW`` other numbers, and any distance if only
-    the nines are negative.
+    They do if each occurs at least twice and their distance from the other numbers exceeds the range of the others.
+    With at most ``FEW`` other numbers, one of them must also consist of nines (9, -99, 999). With more other numbers,
+    nines of several characters need only half that distance, and none if only they are negative.
 
     Args:
         end: how often each of the smallest or largest numbers occurs, by number.
@@ -142,7 +142,8 @@ def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
 
 
 def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
-    """Find columns that have different names in different tables; return the names of each and an error for it.
+    """Find columns that seem to be the same column under different names in different tables. Return a list of pairs:
+    the names of such a column, and a ColumnError about it.
 
     Example:
         >>> from flsv.data.sources.table import one_table

@@ -40,7 +40,7 @@ class TableEncoder:
     Attributes:
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
             :meth:`features`.
-        read: cards of the columns from which the features were made; set by :meth:`features`.
+        read: a :class:`ColumnCard` for each column from which features were made; set by :meth:`features`.
         target_mean, target_std: mean and standard deviation of a standardized target, set by :meth:`targets`; 0 and 1
             for other targets. A prediction times ``target_std`` plus ``target_mean`` is in the unit of the table.
 
@@ -151,7 +151,8 @@ class TableEncoder:
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Return a :class:`ColumnCard` per column, with its first ``rows`` values; call :meth:`features` before."""
+        """Return a :class:`ColumnCard` for each column, with the column's values in the first ``rows`` rows; call
+        :meth:`features` before."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):
@@ -180,10 +181,10 @@ def tables_source(
     reading: Reading,
     clients: bool,
 ) -> SourceData:
-    """Return the source that consists of tables, encoded by the options of :class:`~flsv.data.Columns`.
+    """Return the source for tables, whose columns a :class:`TableEncoder` turns into features and targets.
 
-    Its ``fitted`` fits means, deviations and categories once the clients' training rows are known, and on these rows
-    only.
+    The source has no features yet: its function ``fitted`` makes them when the clients' training rows are known, and
+    fits means, deviations and categories on these rows only.
 
     Args:
         tables: ``{client: table}``, or a single table under any name.
@@ -211,8 +212,8 @@ def tables_source(
     classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        """Return the source with features that are fitted on each client's training rows ``fit_rows``; without features
-        if that is None."""
+        """Return the source with features that are fitted on ``fit_rows``, the indices of each client's training rows;
+        if that is None, without features."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

@@ -26,7 +26,8 @@ _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
-    """Read the data sets and options of a data module's training and validation loaders, after its ``setup("fit")``.
+    """Return the source that has the data sets and options of a data module's training and validation loaders. Call the
+    data module's ``setup("fit")`` before.
 
     Raises:
         ConfigurationError: the samples of the training loader cannot be listed, or the loader makes its own batches.

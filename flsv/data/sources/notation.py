@@ -62,8 +62,8 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert the values of a column of one file to numbers, as :func:`parsed` does, in the notation that the column's
-    values show.
+    """Convert the values of one file's column to numbers, as :func:`parsed` does, but in the notation that the values
+    show if this is not that of ``decimal`` and ``thousands``.
 
     With ``decimal=","``, a column with numbers such as ``0.25`` has decimal points if it has no comma, and no thousands
     separators if it has commas. A point or comma separates thousands only if a value of the column also has a decimal
@@ -91,7 +91,8 @@ def _is_point(text: str) -> bool:
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find other notations by which the texts of a column that are no numbers in the present notation are numbers.
+    """Find the texts of a column that are numbers only in another notation than the present one, and the notations in
+    which all numbers of the column can be read.
 
     Args:
         parts: the column's different texts in each file.
@@ -122,7 +123,8 @@ def other_notations(
 
 
 def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
-    """Return, for each notation in which all texts are numbers, the options that differ from the present ones.
+    """Return ``[{option: mark}]``, one dictionary for each notation in which all texts are numbers, with the options
+    ``decimal`` and ``thousands`` that differ from the present ones.
 
     Of several notations that give the same numbers, only the first is returned.
     """
@@ -149,8 +151,8 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether a text shows that a mark separates thousands: it has the mark twice, or the decimal mark as
-    well."""
+    """Return whether one of the texts shows that the separator in ``options`` separates thousands: it has the separator
+    twice, or the decimal mark as well. Separators other than a point or comma are always accepted."""
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
     return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)

@@ -88,7 +88,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of source that is made of two functions."""
+    """A :class:`Source` whose two methods are functions that the constructor takes."""
 
     match: Callable[[Any], bool]
     open: Callable[[Any, Reading], Any]
@@ -132,7 +132,8 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether a kind of source reads a path or name as the samples of a single participant."""
+    """Return whether some kind of source can read a path or name as samples without splits, such as those of one
+    client."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
@@ -243,11 +244,11 @@ def _splits(source: Any) -> dict[str, Any]:
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}``, each from the user or from the source, or None if neither has it.
+    """Return ``{"val": data, "test": data}``, each as the user gives it, else as the source has it, else None.
 
     Args:
         given: the user's validation data ``val`` and test data ``test``; None, or no entry, if the user gives none.
-        found: the same of the source.
+        found: the source's own ``val`` and ``test``.
 
     Raises:
         ConfigurationError: the user and the source both have validation data, or both have test data.

@@ -58,7 +58,8 @@ class Table:
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return words for some rows, by their lines in the file or their numbers, for messages.
+        """Return words for the rows at the positions ``rows``, for messages: their lines in the file, or the rows'
+        numbers in a DataFrame.
 
         Example:
             >>> Table("wards.csv", pd.DataFrame(index=[2, 3, 4, 9])).places([0, 1, 2, 3])
@@ -67,14 +68,15 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Return the names of the tables that contain a selected row (``rows``, bool ``[N]``); if all tables do, return
-        the name of this concatenated table."""
+        """Return the names of the concatenated tables that have a row selected by ``rows``, bool ``[N]``, for messages;
+        if all of them have one, return the name of this table."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """Return the name of the table that has the row number ``row``, and the row's line in it, for messages."""
+        """Return the name of the concatenated table from which row number ``row`` is, and the row's line in that
+        table's file, for messages."""
         for part in self.parts:
             if row < len(part):
                 break
