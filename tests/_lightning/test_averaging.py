@@ -86,7 +86,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
         (FromRound3, lambda m: mean(m[3:]), False),
     ],
 )
-def test_the_average_is_of_global_models(
+def test_weight_averaging_averages_the_global_models_of_the_rounds(
     tmp_path: Path, plain: list[Tensor], make: Callable[[], Any], by_hand: Callable[..., Tensor], first: bool
 ) -> None:
     _, callbacks, models = both_orders(make(), first)
@@ -107,7 +107,7 @@ def test_the_average_is_of_global_models(
     assert all(map(torch.equal, models.made, plain))
 
 
-def test_a_run_killed_anywhere_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_run_with_weight_averaging_resumes_to_the_bit_from_any_checkpoint(tmp_path: Path) -> None:
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
         loop, both, _ = both_orders(ema(), False)
         trainer = trainer_for(None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks))
@@ -126,7 +126,9 @@ def test_a_run_killed_anywhere_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_checkpoint_after_the_end_goes_on_from_the_global_model(tmp_path: Path, first: bool) -> None:
+def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
+    tmp_path: Path, first: bool
+) -> None:
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
         trainer = trainer_for(None, tmp_path, rounds, callbacks=both_orders(WeightAveraging(), first)[1])
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
@@ -178,6 +180,8 @@ class PerBatch(averaging.WeightAveraging):
         ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
     ],
 )
-def test_weight_averages_that_do_not_fit_rounds_are_refused(tmp_path: Path, callbacks: Any, match: str) -> None:
+def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
+    tmp_path: Path, callbacks: Any, match: str
+) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])

@@ -17,7 +17,9 @@ from helpers.fits import fit, trainer_for
 from helpers.models import Plain
 
 
-def test_a_checkpoint_is_written_beside_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not in the system's temporary folder, from which a move may be a copy."""
     moves = []
     monkeypatch.setattr(os, "replace", lambda a, b, move=os.replace: (moves.append((Path(a), Path(b))), move(a, b)))

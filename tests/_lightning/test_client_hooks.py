@@ -57,7 +57,7 @@ class Bar(ProgressBar):
         self.told.append(batch_idx)
 
 
-def test_batches_are_counted_in_the_clients_local_epoch(tmp_path: Path) -> None:
+def test_batch_idx_in_module_hooks_counts_within_each_clients_local_epoch(tmp_path: Path) -> None:
     module, data, bar = Counts(), toy_data(), Bar()
     loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[bar], enable_progress_bar=True)
@@ -82,7 +82,7 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> No
     assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
 
 
-def test_a_state_that_has_no_reduction_is_refused() -> None:
+def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None:
     metric = PearsonCorrCoef()
     with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"):
         _merge_states(metric, [_state(metric), _state(metric)])

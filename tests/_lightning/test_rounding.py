@@ -104,7 +104,7 @@ class Images(Plain):
     ("tf32", "slower", "as_rows"),
     slow_except([(True, 1.0, True)], [(True, 1.0, True), (False, 1.0, False), (True, 0.8, False)]),
 )
-def test_rows_that_differ_by_tf32_rounding_only_are_accepted(
+def test_batched_coalitions_that_differ_by_tf32_rounding_only_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf32: bool, slower: float, as_rows: bool
 ) -> None:
     """Where rounding is the whole difference, and only if the arithmetic is known to round."""

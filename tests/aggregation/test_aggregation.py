@@ -48,14 +48,14 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs)
 
 
-def test_weights_without_contributions_are_uniform() -> None:
+def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
     for rule in (ShapFedWA(), FedCE()):
         assert rule.weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
     nothing = torch.full((4, 2), float("nan"))
     assert ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": nothing}).tolist() == [0.5] * 2
 
 
-def test_shapfed_counts_a_newcomer_as_the_mean_of_the_known() -> None:
+def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> None:
     cssv = torch.tensor([[1.0], [float("nan")], [0.0]])  # gamma 1, unknown, 0.5
     weights = ShapFedWA().weights(make_round([0, 1, 2], [1, 1, 1]), {"cssv": cssv})
     torch.testing.assert_close(weights.float(), torch.tensor([1.0, 0.75, 0.5]) / 2.25)
@@ -70,7 +70,7 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     assert rule.weights(round, {}).tolist() == FedAvg().weights(round, {}).tolist()
 
 
-def test_shapley_weights_without_anything_positive_are_equal() -> None:
+def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
     round = make_round([0, 1], [1, 1])
     assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [0.5, 0.5]
     normalized = ShapleyWeighted("sv", normalize=True).weights(round, {"sv": torch.tensor([0.6, 0.2, 0.9])})
@@ -79,7 +79,7 @@ def test_shapley_weights_without_anything_positive_are_equal() -> None:
         ShapleyWeighted("sv").weights(round, {})
 
 
-def test_fedsv_is_half_a_softmax_average_and_half_the_model_before() -> None:
+def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     start, vectors = torch.randn(space.size), torch.randn(3, space.size)
@@ -114,7 +114,7 @@ def test_geometric_median_equals_scipys_minimum() -> None:
 
 
 @pytest.mark.parametrize("aggregator", [GeometricMedian(), FedYogi()], ids=repr)
-def test_robust_aggregators_ignore_buffers_and_average_them(aggregator: Any) -> None:
+def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggregator: Any) -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     cut, vectors = space.num_parameters, torch.randn(3, space.size)
     other = vectors.clone()
@@ -196,7 +196,7 @@ def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     return x
 
 
-def test_server_optimizer_takes_any_torch_optimizer() -> None:
+def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     x, v = torch.ones(8), torch.full((8,), TAU**2)
     for seed in range(3):
@@ -219,7 +219,9 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
-def test_server_optimizer_in_pieces_equals_the_whole_vector(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
+def test_adaptive_server_step_in_pieces_equals_the_step_on_whole_tensors(
+    monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
     def stepped() -> list[Tensor]:
         torch.manual_seed(0)
         points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
@@ -290,6 +292,6 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
-def test_bucketing_of_rules_that_need_single_clients_is_refused(inner: Aggregator) -> None:
+def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner: Aggregator) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)

@@ -207,13 +207,13 @@ UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("n", "m"), [(50, 24), (10, 3), (5, 1), (20, 4)])
-def test_largest_z_equals_the_papers_formula(n: int, m: int) -> None:
+def test_largest_z_of_a_little_is_enough_equals_the_papers_formula(n: int, m: int) -> None:
     s = n // 2 + 1 - m
     assert largest_z(n, m) == pytest.approx(norm.ppf((n - m - s) / (n - m)))
 
 
 @pytest.mark.parametrize("direction", ["std", "sign"])
-def test_min_max_equals_the_papers_search(direction: Any) -> None:
+def test_min_max_attack_equals_the_search_of_its_papers_algorithm_1(direction: Any) -> None:
     """Algorithm 1: halve the step, go up where the bound holds, down where it does not."""
     mean = UPDATES.mean(0)
     p = {"std": -UPDATES.std(0, correction=0), "sign": -mean.sign()}[direction]

@@ -72,7 +72,7 @@ def test_federation_file_with_errors_is_refused_before_training(
     assert main(["bench", "--federations", path, "--metric", "cssv", "--out", str(tmp_path / "out")]) != 0
 
 
-def test_the_reference_has_every_key_and_its_example_can_be_trained(tmp_path: Path) -> None:
+def test_reference_page_of_federation_files_lists_every_key_and_its_example_is_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "federations.md").read_text()
     keys = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
     assert keys == set(Federation.__dataclass_fields__) - {"name", "root"}

@@ -40,7 +40,7 @@ class Broken(Last):
         raise RuntimeError("no idea")
 
 
-def test_run_values_all_registered_metrics_in_one_fit() -> None:
+def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
     found = run_metrics(small_federation(), METRICS, seed=0)
     assert not found.refused
     assert found.values.keys() == METRICS.keys()

@@ -27,7 +27,7 @@ def test_scores_equal_scipys_and_scikit_learns(seed: int) -> None:
         assert auroc(a, bad) == pytest.approx(roc_auc_score(bad, -a))
 
 
-def test_scores_of_constant_or_missing_values_are_zero_or_nan() -> None:
+def test_correlation_of_constant_or_missing_values_is_zero_and_auroc_of_one_class_is_nan() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     assert spearman(torch.ones(3), truth) == pearson(torch.full((3,), 0.1), truth) == 0
     assert spearman(torch.full((3,), NAN), truth) == 0
@@ -42,7 +42,7 @@ def test_clients_without_a_value_rank_last() -> None:
     assert pearson(1e-9 * truth, truth) == pytest.approx(1)  # small values are values
 
 
-def test_shares_pay_nobody_for_harm() -> None:
+def test_shares_of_clients_with_negative_values_are_zero_unless_all_are_negative() -> None:
     assert shares(torch.tensor([-5.0, 1.0, 3.0])).tolist() == [0, 0.25, 0.75]
     assert shares(torch.tensor([-5.0, -1.0])).tolist() == [0.5, 0.5]
     assert share_error(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 1
@@ -63,7 +63,7 @@ def told(values: list[float], low: list[float], high: list[float]) -> BenchResul
     return results
 
 
-def test_intervals_cover_the_truth_as_shares_of_the_payment() -> None:
+def test_interval_coverage_compares_shares_of_the_total_with_the_true_shares() -> None:
     values = [2.0, 1.0, 1.0]
     # Shares 0.5, 0.25, 0.25 of a total of 4; half widths 0.05 as shares. True: 0.5, 0.3, 0.2.
     for half, held in ((0.2001, 1), (0.19, 1 / 3)):

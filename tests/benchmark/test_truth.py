@@ -62,7 +62,7 @@ def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_shipped_tables_are_whole_and_of_the_shipped_federations(name: str) -> None:
+def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name: str) -> None:
     truth = truth_table(federation(name))
     assert len(truth.seeds) >= 3  # or there is no interval
     assert set(truth.seeds) <= set(SEEDS)
@@ -188,7 +188,7 @@ def test_one_circle_of_three_players_gives_exact_values() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_circles_come_to_the_exact_values_and_vary_less_than_pairs_of_orders(name: str) -> None:
+def test_values_by_circles_are_unbiased_and_vary_less_than_antithetic_permutations(name: str) -> None:
     game, players, exact = shipped(name)
     circles = values_by_circles(game, players, seed=0, circles=400)
     stderr = circles.std(0) / 400**0.5

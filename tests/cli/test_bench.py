@@ -96,7 +96,9 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
 
 
 @pytest.mark.slow
-def test_bench_tables_many_clients_separately(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_writes_federations_of_many_clients_into_separate_tables(
+    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = yaml.safe_load(Path(mine).read_text())
     said["data"]["partitioner"] = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
     many = tmp_path / "many.yaml"

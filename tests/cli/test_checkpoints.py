@@ -76,7 +76,7 @@ def test_ckpt_path_last_without_a_checkpoint_is_an_error(
     assert not list(folder.rglob("*"))
 
 
-def test_other_runs_below_the_root_folder_are_not_looked_at(
+def test_ckpt_path_last_ignores_runs_of_flsv_compare_below_the_root_folder(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those of flsv compare, whose folders lie below."""
@@ -147,7 +147,7 @@ class Rated(Plain):
     ("name", "values", "best"),
     [("val_accuracy", [0.1, 0.8, 0.5], 1), ("val_loss", [0.3, 0.9, 0.5], 0), (None, [], None)],
 )
-def test_best_is_by_accuracy_then_by_loss(
+def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
     tmp_path: Path, name: str | None, values: list[float], best: int | None
 ) -> None:
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
@@ -174,7 +174,9 @@ def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wrapped", "preload"), [(False, True), (True, False)])
-def test_predictions_have_the_rows_own_ids(wrapped: bool, preload: bool, tmp_path: Path) -> None:
+def test_predictions_csv_names_line_client_and_patient_of_each_row(
+    wrapped: bool, preload: bool, tmp_path: Path
+) -> None:
     draws = random.Random(0)
 
     def lines(first: int, count: int) -> list[str]:

@@ -36,7 +36,7 @@ def compare(folder: Path, *arguments: str) -> int:
     return main(["compare", *given, *arguments, *QUIET])
 
 
-def test_everybody_starts_from_the_same_weights_and_runs_repeat(
+def test_compared_algorithms_start_from_equal_weights_and_repeated_runs_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = shutil.copy(CONFIGS / "fedsv.yaml", tmp_path / "again.yaml")

@@ -62,7 +62,7 @@ def test_data_notes_name_a_class_that_a_client_lacks(clinics):
     assert "No training sample of yes: Lyon." in notes(data)
 
 
-def test_unreadable_columns_end_with_a_line_to_paste(clinics, capsys):
+def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "federation.yaml"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -70,7 +70,7 @@ def test_unreadable_columns_end_with_a_line_to_paste(clinics, capsys):
     assert main(["data", "federation.yaml"]) == 0
 
 
-def test_warnings_of_flsv_are_one_line_each_and_others_are_as_ever(tmp_path: Path) -> None:
+def test_flsv_warnings_are_printed_in_one_line_and_other_warnings_unchanged(tmp_path: Path) -> None:
     rows = [("clinic", "city", "smokes", "ill")]
     rows += [(f"c{i % 3}", ("Graz", "graz", "Linz")[i % 3], ("yes", "Yes", "no")[i % 3], str(i % 2)) for i in range(60)]
     options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]

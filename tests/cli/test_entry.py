@@ -35,7 +35,7 @@ def test_commands_that_torchrun_would_run_twice_are_refused(
     assert re.search(rf"flsv {given[0]} .*Start it without torchrun\.", capsys.readouterr().err)
 
 
-def test_fit_ends_with_the_reports_path_unless_quiet(
+def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,7 +94,7 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
 
 @pytest.mark.parametrize("gone", [".", "version_0", "version_0/contributions.csv"])
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_end", "on_train_end"])
-def test_a_run_whose_folder_vanishes_ends_in_one_line(
+def test_run_whose_folder_vanishes_ends_with_a_one_line_error(
     hook: str, gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_a_run_whose_folder_vanishes_ends_in_one_line(
 
 
 @pytest.mark.parametrize("then", ["trainer.logger.experiment.flush()", "time.sleep(0.5)"])
-def test_a_folder_whose_loss_tensorboards_thread_sees_too_ends_in_one_line(
+def test_folder_loss_seen_by_tensorboards_thread_ends_with_a_one_line_error(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,7 +163,9 @@ def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("name", ["repeat", "compare", "bench", "retrain"])
-def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_in_a_folder_that_another_run_has_locked_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.yaml").touch()  # of the run to retrain
     with FolderLock(tmp_path):
         assert main([name, *WRITING[name].format(tmp_path).split()]) == 2
@@ -185,7 +187,7 @@ def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path: Path) -> 
     assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
 
 
-def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> None:
+def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path: Path) -> None:
     logger = ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={tmp_path}"]
     config = str(written(tmp_path / "federation.yaml"))
     for seed in (1, 2):

@@ -65,13 +65,13 @@ def doubles(run: Path) -> list[object]:
     return found
 
 
-def test_every_metric_with_values_after_the_run_is_among_the_cases() -> None:
+def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -> None:
     kinds = {name for name, kind in inspect.getmembers(metrics, inspect.isclass) if hasattr(kind, "trains")}
     assert kinds == LATE.keys()
 
 
 @pytest.mark.slow
-def test_a_run_with_values_after_it_goes_on_with_more_rounds_and_is_reported(tmp_path: Path) -> None:
+def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     straight = fitted(tmp_path / "straight", 3)
     run = fitted(tmp_path / "resumed", 2)
     again = tmp_path / "resumed" / "lightning_logs"

@@ -116,7 +116,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --data.source notes.txt", "notes.txt' was found"),
     ],
 )
-def test_an_error_names_the_option_or_the_value(
+def test_command_line_error_names_the_wrong_option_or_value(
     line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,7 +197,7 @@ GROUPS = {"splits": Splits, "loader": Loader, "files": Files, "columns": Columns
 
 
 @pytest.mark.slow
-def test_odd_argument_values_work_or_end_in_a_message() -> None:
+def test_odd_values_of_data_arguments_work_or_raise_a_configuration_error() -> None:
     """Hundreds of command lines, drawn from the signatures: no traceback of another package."""
     parser = option_parser("flsv data", "", {"data": FederatedDataModule})
     lines = [["data.batch_size", value] for value in ODD]

@@ -154,7 +154,9 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics() -> None:
         of(sv=loss, loo=LeaveOneOut())
 
 
-def test_retrain_refuses_other_data_than_the_runs_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrain_on_other_data_than_the_runs_is_refused_with_the_difference_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     patients = [(name, str(30 + i * 7 % 23), str(i % 5 + k), i) for k, name in enumerate("ABC") for i in range(30)]
     table = [["clinic", "age", "dose", "ill"], *([*each, "ny"[i % 3 == 0]] for *each, i in patients)]
@@ -202,7 +204,7 @@ def test_retrain_refuses_scores_that_give_no_single_value(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_retrain_chooses_design_and_seeds_by_whether_rows_can_be_trained(
+def test_retrain_chooses_trainings_and_seeds_by_whether_coalitions_can_be_batched(
     run: Path,
     arguments: list[str],
     trainings: str,
@@ -235,7 +237,7 @@ def test_retrain_chooses_design_and_seeds_by_whether_rows_can_be_trained(
         )
 
 
-def test_shares_without_a_seed_are_those_of_the_other_seeds(run: Path) -> None:
+def test_retrained_share_without_one_seed_equals_the_share_of_the_other_seeds(run: Path) -> None:
     """Which are trained already: by another score, too, nothing is."""
     found, _ = retrain(run, rounds=1, seeds=3)
     kept = (run / "retrained_scores.csv").read_bytes()
@@ -247,7 +249,7 @@ def test_shares_without_a_seed_are_those_of_the_other_seeds(run: Path) -> None:
     assert two["share"].tolist() != found["share"].tolist()
 
 
-def test_values_of_singles_give_no_shares_and_their_trainings_are_reused(
+def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["retrain", str(run), "--rounds", "1", "--trainings"]

@@ -76,7 +76,7 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, numb
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-def test_sigterm_ends_the_work_even_if_raised_within_del(swallows: bool) -> None:
+def test_sigterm_raises_terminated_even_if_received_within_a_del_method(swallows: bool) -> None:
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     class Last:

@@ -58,7 +58,9 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
-def test_value_compares_with_the_validation_set_or_barycenter(validation: bool, seed: int, tmp_path: Path) -> None:
+def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
+    validation: bool, seed: int, tmp_path: Path
+) -> None:
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
     valuer = FedBary(support=10)

@@ -24,11 +24,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return both(kind, tmp_path_factory.mktemp(request.param), metrics={"value": metric})
 
 
-def test_kind_of_module_trains_as_by_hand(pair: Pair) -> None:
+def test_every_kind_of_module_trains_as_the_loop_by_hand(pair: Pair) -> None:
     pair.check()
 
 
-def test_kind_of_module_is_valued_as_by_hand(pair: Pair) -> None:
+def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) -> None:
     """Of the last round: a Trainer validates the average of every coalition."""
     kind, last = pair.kind, pair.history[-1]
     source, logged = kind.data(), kind.logged

@@ -137,7 +137,9 @@ def test_trainer_option_leaves_the_fit_unchanged_to_the_bit(
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after-the-loop", "before-the-loop"])
-def test_callbacks_leave_the_fit_unchanged_to_the_bit(tmp_path: Path, plain: dict[str, Tensor], after: bool) -> None:
+def test_lightnings_monitoring_callbacks_leave_the_fit_unchanged_to_the_bit(
+    tmp_path: Path, plain: dict[str, Tensor], after: bool
+) -> None:
     callbacks = [
         cb.EarlyStopping("val_loss", patience=9),
         cb.ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=2, save_last=True),
@@ -205,7 +207,7 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def test_epochs_are_rounds_and_batches_are_the_clients(tmp_path: Path) -> None:
+def test_current_epoch_is_the_round_and_global_step_counts_all_clients_batches(tmp_path: Path) -> None:
     """The global step counts all clients; attributes that are no tensors pass between them."""
     module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
     lengths = (3, 4)  # 18 and 26 samples in batches of 8

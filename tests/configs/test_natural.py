@@ -89,7 +89,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_shapley_values_share_out_what_the_model_has_gained(
+def test_shapley_values_of_a_natural_federation_sum_to_the_gain_of_the_global_model(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All of it (efficiency), round by round."""

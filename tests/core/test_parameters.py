@@ -113,7 +113,7 @@ def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> Non
         ParameterSpace(module)
 
 
-def test_names_are_torchs_in_their_order_tied_ones_once_and_only_what_is_saved() -> None:
+def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() -> None:
     shared = nn.Linear(2, 2)
     net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)})
     net.register_module("none", None)

@@ -45,7 +45,7 @@ def ask(question: Any, folder: Path, data: Any = None, **kwargs: Any) -> tuple[l
     return asking.answers[0], loop
 
 
-def test_the_samples_are_those_that_the_client_trains_on(tmp_path: Path) -> None:
+def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: Path) -> None:
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
     answers, _ = ask(lambda local, round: local.samples(), tmp_path, data)
     for client, (x, y) in enumerate(answers):
@@ -139,7 +139,7 @@ def test_a_fit_writes_each_clients_pictures_into_a_folder_of_its_own(tmp_path: P
     assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
 
 
-def test_no_picture_leaves_the_clients_folder(tmp_path: Path) -> None:
+def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path: Path) -> None:
     (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
     folder = tmp_path / "run" / "clients" / "0"
     with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
@@ -192,7 +192,7 @@ def answer(local: LocalData, factor: torch.Tensor) -> torch.Tensor:
     return local.class_counts * factor
 
 
-def test_longest_first_is_never_worse_than_its_bound() -> None:
+def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> None:
     generator = torch.Generator().manual_seed(0)
     for size, n in itertools.product((2, 3, 5), range(1, 12)):
         costs = torch.randint(1, 50, (n,), generator=generator).tolist()
@@ -217,7 +217,7 @@ def test_client_that_keeps_state_stays_on_its_rank_when_a_cohort_is_dealt() -> N
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_answers_and_traffic_are_those_of_one_process(size: int) -> None:
+def test_answers_and_traffic_over_several_ranks_equal_those_of_one_process(size: int) -> None:
     def ask(ranks: Ranks) -> Any:
         clients, channel, asked = clients_on(ranks)
         first = [client.ask(answer, torch.tensor(3)) for client in clients[:2]]

@@ -40,7 +40,7 @@ def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
 
 
 @pytest.mark.parametrize("starts", [False, True])
-def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> None:
+def test_client_updates_and_heads_are_differences_from_the_clients_start(starts: bool) -> None:
     round = make_round(starts)
     origin = round.start_vectors if starts else round.global_vector
     assert torch.equal(round.client_updates, round.client_vectors - origin)
@@ -139,7 +139,7 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_rounds_in_files_equal_rounds_in_memory_to_the_bit(
+def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_to_the_bit(
     options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, values, seen = run(tmp_path / "memory", **options())
@@ -166,7 +166,9 @@ def test_large_matrix_and_its_copy_lie_in_files_without_a_name(tmp_path: Path, m
     assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
 
 
-def test_memory_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bytes_is_at_most_the_limit_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
     monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
     limit.write_text("max\n")
@@ -186,7 +188,7 @@ class First(Aggregator):
         return round.client_vectors[0], self.weights(round, contributions)
 
 
-def test_aggregate_that_is_a_clients_model_does_not_change_this_model() -> None:
+def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged() -> None:
     """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
     space = ParameterSpace(nn.BatchNorm1d(1))
     models = torch.arange(2.0 * space.size).view(2, space.size)

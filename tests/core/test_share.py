@@ -55,7 +55,7 @@ def frozen() -> nn.Module:
         (lambda name, tensor: tensor.ndim == 2, ["0.bias", "4.bias", *NORM]),
     ],
 )
-def test_same_models_and_private_parts_as_by_hand(tmp_path: Path, share: Any, kept: list[str]) -> None:
+def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path: Path, share: Any, kept: list[str]) -> None:
     net = network()
     kept = [name for name in kept if name in net.state_dict()]
     expected, own = sharing_by_hand(net, kept, plain_sgd())
@@ -187,7 +187,7 @@ def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path: Path) 
         fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
 
 
-def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
+def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path: Path) -> None:
     """After one round the private parts are those of a run without: training has not seen the noise yet."""
     noised = three_of_five(
         share=["!norm"], uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]
@@ -220,7 +220,7 @@ def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path: Path) -> 
     assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
 
 
-def test_own_models_include_private_parts(tmp_path: Path) -> None:
+def test_scores_of_clients_own_models_include_private_parts(tmp_path: Path) -> None:
     federated = three_of_five(share=["!head"], evaluation=ClientEvaluation(every=2, keep_trained=True))
     own = OwnModels(federated, tests="own")
     fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
@@ -232,7 +232,7 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path: Path)
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
 
 
-def test_unshared_head_that_stays_is_of_the_model_that_the_client_trained_not_of_the_one_it_uploads(
+def test_unshared_head_kept_by_a_pfedme_client_is_of_its_personal_model(
     tmp_path: Path,
 ) -> None:
     """pFedMe's clients train theta and upload w: the head that stays is theta's."""

@@ -166,7 +166,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path, change):
             folder(tmp_path)
 
 
-def test_images_by_client_have_one_numbering(tmp_path):
+def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
     (images(tmp_path) / "README.txt").write_text("photographs")
     data = deal(str(tmp_path))
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")

@@ -84,7 +84,7 @@ def test_number_of_classes_covers_training_and_test_labels(recwarn):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("stray", [1000, 2**62])
-def test_a_stray_label_is_refused(split, stray):
+def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
     labels = torch.arange(30) % 10
     train, test = (labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4) for s in ("train", "test"))
     with pytest.raises(ConfigurationError, match=f"the largest label is {stray}, and there are only 1[01] different"):

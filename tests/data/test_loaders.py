@@ -42,7 +42,7 @@ def labels_of(batches):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last):
+def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop_last):
     indices = torch.arange(3, 40, 2)
     kwargs = {"batch_size": 4, "drop_last": drop_last}
     fast, slow = (
@@ -191,7 +191,7 @@ class Table(Dataset):
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
-def test_changed_number_of_a_sample_changes_only_its_holders_hash(wrap: Any) -> None:
+def test_changed_input_of_a_sample_changes_only_its_holders_content_hash(wrap: Any) -> None:
     before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
     data.tensors[0][3, 2] += 1e-6
     assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]

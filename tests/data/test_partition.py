@@ -56,7 +56,7 @@ def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_pl
     assert len(everything) == (500 if name == "client shares" else 1000)
 
 
-def test_a_partitioner_of_ones_own_is_checked():
+def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
     class Fixed(Partitioner):
         def __init__(self, parts):
             super().__init__(len(parts))
@@ -94,7 +94,7 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     assert float(shares.var()) == pytest.approx(variance, rel=0.15)
 
 
-def test_all_samples_are_used_and_the_minimum_is_met():
+def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
     sizes = counts_of(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
     assert sizes.sum() == 6000
     assert sizes.min() >= 100
@@ -111,7 +111,7 @@ def test_shard_partitioner_gives_the_papers_shards():
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(5, 2), (7, 4), (20, 1)])
-def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients, classes):
+def test_pathological_partitioner_gives_each_client_its_number_of_classes(clients, classes):
     counts = counts_of(PathologicalPartitioner(clients, classes, seed=1))
     holders = (counts > 0).sum(0)
     assert ((counts > 0).sum(1) == classes).all()
@@ -132,7 +132,7 @@ def test_proportion_partitioner_meets_its_matrix_within_one_sample():
         assert np.abs(counts.numpy() - shares * np.bincount(labels, minlength=6)).max() < 1
 
 
-def test_client_shares_use_as_much_as_the_scarcest_class_allows():
+def test_proportions_by_client_use_as_many_samples_as_the_scarcest_class_allows():
     labels = torch.cat([torch.zeros(100), torch.ones(1000)]).long()
     counts = counts_of(ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2)
     # Both clients have T/2; class 0 is asked for T/4 + T/8 = 100, so T = 266.7.
@@ -208,7 +208,7 @@ def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
         ready(data, sizes, batch_size=32, drop_last=True)
 
 
-def test_only_flagged_training_samples_are_dropped_and_counts_follow():
+def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
     options = {"corruptions": noise, "client_val": 0.1, "max_samples": 600}
     whole, kept = (ready("digits", IIDPartitioner(3), drop_flagged=drop, **options) for drop in (False, True))

@@ -57,7 +57,7 @@ def learned(folder):
 
 
 @pytest.mark.parametrize(("make", "options"), [(arrays, {}), (frames, {"labels": "y"})], ids=["arrays", "tables"])
-def test_the_names_of_the_classes_change_no_value(tmp_path, make, options):
+def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, make, options):
     found = []
     for names in (("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")):
         data = data_of(make(*names), **options)
@@ -73,7 +73,7 @@ def test_the_names_of_the_classes_change_no_value(tmp_path, make, options):
             assert torch.equal(other[name], found[0][name])
 
 
-def test_the_positive_class_is_named_and_taken_by_rarity_with_a_warning(tmp_path):
+def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_given(tmp_path):
     with pytest.warns(UserWarning, match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja"):
         loop, _ = valued(tmp_path / "rarer", data_of(arrays("ja", "nein")))
     assert learned(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
@@ -156,7 +156,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 
-def test_one_site_alone_has_to_name_the_positive_class(tmp_path):
+def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
     words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
     (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
     makers = (partial(FederatedDataModule, words, pos_label="ham"), partial(FederatedDataModule, words))

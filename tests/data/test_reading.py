@@ -67,7 +67,7 @@ def codes(frame):
 
 
 @pytest.mark.parametrize("dates", [{}, {"dates": {"left": "came"}, "exclude": ["came"]}])
-def test_codes_for_gaps_are_named_with_the_file_and_the_line(tmp_path, dates):
+def test_codes_for_missing_values_are_reported_with_their_file_and_a_yaml_line(tmp_path, dates):
     data, said, line = told(in_files(tmp_path, codes), **dates)
     assert (data is None) == (not dates)  # dates are refused otherwise
     assert "Lyon.csv: 'age' is -999 in 6 rows, and from " in said
@@ -144,7 +144,7 @@ def test_file_with_semicolons_and_decimal_commas_is_read_with_the_suggested_opti
     assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
 
 
-def test_two_decimal_marks_are_read_and_no_measurement_becomes_categories(tmp_path):
+def test_files_with_decimal_points_and_commas_are_read_as_numbers(tmp_path):
     def commas(frame):
         return frame.assign(crp=frame["crp"].astype(str).str.replace(".", ","))
 
@@ -160,7 +160,7 @@ def test_two_decimal_marks_are_read_and_no_measurement_becomes_categories(tmp_pa
 
 
 @pytest.mark.parametrize("marks", [["<1.5"], ["<1.5", "> 40"]])
-def test_words_among_measurements_are_gaps_and_no_categories(tmp_path, marks):
+def test_words_among_measurements_are_suggested_as_gaps_and_not_as_categories(tmp_path, marks):
     def censored(frame):
         words = frame["crp"].astype(str).mask(frame["crp"] < 1.5, marks[0]).mask(frame["crp"] > 40, marks[-1])
         return frame.assign(crp=words).drop(columns=["came", "left"])
@@ -264,7 +264,7 @@ def test_all_notation_problems_are_in_one_message_whose_line_repairs_them(tmp_pa
         (["low", "high", "1,5"], {}, None),
     ],
 )
-def test_cells_in_another_notation_are_read_or_refused_and_never_guessed(tmp_path, cells, line, numbers):
+def test_numbers_in_another_notation_are_read_by_the_suggested_line_or_refused(tmp_path, cells, line, numbers):
     frame = pd.DataFrame({"x": np.resize(cells, 60), "y": np.arange(60.0), "died": np.resize(["yes", "no", "no"], 60)})
     frame.to_csv(tmp_path / "all.csv", index=False, sep=";")
 
@@ -308,7 +308,7 @@ def test_points_of_one_file_stay_decimal_beside_another_files_commas(tmp_path):
         (["01/02/2024", "03/04/2024", ""], None, None),
     ],
 )
-def test_dates_in_another_notation_are_counted_unless_their_order_is_unknown(tmp_path, days, line, expected):
+def test_dates_in_another_notation_become_days_unless_day_month_order_is_unclear(tmp_path, days, line, expected):
     frame = pd.DataFrame(
         {"came": np.resize(days, 60), "y": np.arange(60.0), "died": np.resize(["yes", "no", "no"], 60)}
     )
@@ -328,7 +328,7 @@ def test_dates_in_another_notation_are_counted_unless_their_order_is_unknown(tmp
     assert cards[0].values.dropna().tolist() == since * 20
 
 
-def test_two_orders_of_day_and_month_are_refused_where_they_differ(tmp_path):
+def test_date_that_two_declared_formats_read_differently_is_refused(tmp_path):
     frame = pd.DataFrame({"came": ["03/04/2024", "31/12/2023"] * 30, "y": np.arange(60.0), "died": [0, 1, 1] * 20})
     columns = {"dates": {"came": "days"}, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}
     frame.to_csv(tmp_path / "all.csv", index=False)

@@ -66,7 +66,7 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     assert torch.equal(y, HERE.tensors[1][rows])
 
 
-def test_classes_have_one_numbering_by_their_names():
+def test_class_numbers_of_all_clients_follow_from_the_class_names():
     data = ready(
         clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)}, server_val=0.0, test=(X[:4], ["dog", "cat"] * 2)
     )
@@ -150,7 +150,7 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
             ready(given, OneClient(), labels=labels)
 
 
-def test_flsv_data_reads_parquet_files_and_refuses_broken_ones(tmp_path, monkeypatch, capsys):
+def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     file, age = tmp_path / "wards.parquet", np.random.default_rng(0).normal(50, 10, 90)
     words = {"ward": [*"abc"] * 30, "drug": ["none", "x", "y", "y", "x"] * 18, "smokes": [True, False, False] * 30}

@@ -122,7 +122,7 @@ def two_clients(**columns):
 
 
 @pytest.mark.parametrize("words", [(False, True), ("no", "yes")])
-def test_classes_that_two_clients_write_otherwise_are_refused(words):
+def test_classes_that_two_clients_write_in_different_types_are_refused(words):
     """1 and True would be two classes; the message names both clients."""
     with pytest.raises(ConfigurationError, match="numbers in the .* of 'Lyon' and words in the .* of 'Boston'"):
         ready(clients=two_clients(ill=(words, (0, 1))), labels="ill")
@@ -146,7 +146,7 @@ def test_labels_that_differ_in_spelling_only_are_refused(labels, message):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
 
 
-def test_spellings_of_a_client_and_of_a_category_are_warned_of():
+def test_different_spellings_of_one_client_or_category_cause_a_warning():
     frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
     with (
         pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which look like spellings of one"),
@@ -214,7 +214,7 @@ def test_missing_numbers_become_the_mean_and_do_not_enter_the_deviation():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_statistics_of_training_rows_are_what_the_clients_would_send():
+def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client():
     """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
     data = ready(clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=patients(10, 4))

@@ -104,7 +104,7 @@ class Padded(Texts):
 
 
 @pytest.mark.parametrize("size", [1, 4, 11])
-def test_the_validation_loss_is_that_of_a_predicted_token(network: str, size: int) -> None:
+def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(network: str, size: int) -> None:
     """In batches of any size, and padding is not predicted."""
     module, texts = client(network), Padded(11, 4)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)

@@ -101,7 +101,7 @@ def test_the_reference_has_everything_that_is_exported() -> None:
 
 
 @pytest.mark.parametrize("name", docs_site.metrics())
-def test_a_metric_has_its_formula_shapes_example_and_what_it_is_not_for(name: str) -> None:
+def test_metric_docstring_has_formula_shapes_example_and_when_not_to_use_it(name: str) -> None:
     text = inspect.getdoc(getattr(importlib.import_module("flsv.metrics"), name)) or ""
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)

@@ -235,7 +235,7 @@ for seed in range(2):
 
 
 @pytest.mark.slow
-def test_script_that_sweeps_seeds_gives_the_same_on_ranks(tmp_path: Path) -> None:
+def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
     """Alone, by the strategy, which starts the other rank itself, and by torchrun's agent."""
     (tmp_path / "sweep.py").write_text(SWEEP)
     path = os.pathsep.join(path for path in sys.path if path)
@@ -267,13 +267,13 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
+def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
     assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
     assert "another rank is gone" in said(ended, [0])
 
 
-def test_a_rank_whose_script_ended_while_it_was_starting_ends_too(tmp_path: Path) -> None:
+def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) -> None:
     variables = {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
     status, said = Forked(tmp_path, FederatedStrategy, **variables).wait()
     assert status == 1, said
@@ -306,7 +306,7 @@ def test_models_are_broadcast_by_the_group_of_their_device(device: str) -> None:
     assert sorted(crossed) == sorted([0, 1, 1] * 2 * (device == "cpu") + messages)
 
 
-def test_nccl_is_for_ranks_with_cards_of_their_own() -> None:
+def test_ranks_have_gpus_of_their_own_only_if_all_gpus_are_known_and_distinct() -> None:
     assert cards_of_their_own(["a", "b", "c"])
     for cards in (["a", "a"], ["a", None], [None, None]):
         assert not cards_of_their_own(cards)

@@ -85,7 +85,7 @@ def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Pat
     assert statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
-def test_an_app_that_never_begins_is_given_up(tmp_path: Path) -> None:
+def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) -> None:
     done = run_py(tmp_path, "print('ModuleNotFoundError', flush=True); end('failed')")
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("ModuleNotFoundError") == 3
@@ -154,7 +154,7 @@ def test_deployment_scripts_use_only_options_that_flower_has(name: str) -> None:
 
 
 @pytest.mark.flower
-def test_sites_reach_what_they_need_of_the_superlink_and_nothing_else() -> None:
+def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only() -> None:
     pytest.importorskip("flwr", reason="needs flwr: make flower")
     from flwr.superlink.main import create_app, iter_route_contexts
 

@@ -123,7 +123,9 @@ def _with_a_broken_client() -> FederatedDataModule:
     return data
 
 
-def test_out_of_memory_halves_the_clients_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, train = [], RowTraining.train
 
     def with_little_memory(self: RowTraining, states: Any, batches: Any, *args: Any) -> Any:
@@ -170,7 +172,9 @@ def test_vmap_resumes_to_the_bit(tmp_path: Path) -> None:
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
 
 
-def test_trial_of_rows_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flsv.engines import vmap
 
     attempt, tried = vmap.try_rows, []

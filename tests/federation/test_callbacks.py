@@ -183,7 +183,9 @@ BATCHWISE: dict[str, Callable[[], Batchwise]] = {
 
 
 @pytest.mark.parametrize(("name", "first"), [(name, i % 2 == 0) for i, name in enumerate(BATCHWISE)])
-def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path: Path, name: str, first: bool) -> None:
+def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
+    tmp_path: Path, name: str, first: bool
+) -> None:
     callback, rates = BATCHWISE[name](), dict[int, float]()
     visits = iter([client for r in range(ROUNDS) for client in cohort(r)])
 

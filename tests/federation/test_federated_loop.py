@@ -43,7 +43,9 @@ def with_optimizer(make: Any) -> Any:
     ("optimizer", "batch_norm", "weighting"),
     [(sgd, True, "samples"), (adam, True, "uniform"), (adam, False, "samples")],
 )
-def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any) -> None:
+def test_global_model_equals_federated_averaging_by_hand(
+    tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any
+) -> None:
     net = network(batch_norm)
     expected, _ = sharing_by_hand(net, (), with_optimizer(optimizer), uniform=weighting == "uniform")
     loop = three_of_five(aggregator=FedAvg(weighting))
@@ -51,7 +53,7 @@ def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm
     assert loop.round_index == ROUNDS
 
 
-def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
+def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:
     net = network()
     full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
     half = fit(FederatedLoop(FedAvg(server_lr=0.5), seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
@@ -83,7 +85,7 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     assert (dict(first.named), dict(clean.named)) == (named, {})
 
 
-def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
+def test_clients_update_does_not_depend_on_the_other_clients_of_the_cohort(tmp_path: Path) -> None:
     everyone, alone = KeepUpdates(), KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
     fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
@@ -152,7 +154,7 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_nothing_of_the_size_of_a_model_grows_with_the_rounds(tmp_path: Path) -> None:
+def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     class Count(Callback):
         """Floats held in tensors as large as the model's largest layer, at the end of every round."""
 

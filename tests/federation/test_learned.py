@@ -103,7 +103,7 @@ LOSS, COSINE = PartialFederatedShapley(performance="negative_loss"), CosineGradi
     [(LOSS, "sv", "negative_loss"), (AUROC, "sv", "auroc"), (COSINE, "", "balanced_accuracy")],
     ids=repr,
 )
-def test_model_no_better_than_a_constant_is_reported_everywhere(
+def test_model_no_better_than_a_constant_prediction_is_reported_in_record_and_page(
     tmp_path: Path, capsys: Any, metric: ContributionMetric, named: str, by: str, lr: float, learned: bool
 ) -> None:
     loop = FederatedLoop(metrics={"sv": copy.deepcopy(metric)}, seed=0)
@@ -156,7 +156,7 @@ def test_record_says_why_learning_cannot_be_tested(
     assert f"{said}." in text_of(write_report(tmp_path, 0))
 
 
-def test_initial_performance_of_a_resumed_run_is_the_first_fits(tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:
     def run(folder: str, rounds: int, ckpt_path: Path | None = None) -> dict[str, Any]:
         loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0)
         trainer = trainer_for(loop, tmp_path / folder, rounds)

@@ -108,7 +108,7 @@ class Record(Callback):
         self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
 
 
-def test_values_in_the_loggers_can_be_monitored_by_callbacks(tmp_path: Path) -> None:
+def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: Path) -> None:
     loss = LeaveOneOut(performance="negative_loss")
     metrics: Any = {"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()}
     options: Any = {"evaluation": ClientEvaluation(every=1), "reporting": Reporting(per_class=False)}
@@ -161,7 +161,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "validation"), [("cssv/client_1", True), ("client_accuracy/mean", False)])
-def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: str, validation: bool) -> None:
+def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path: Path, name: str, validation: bool) -> None:
     record = Record()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
@@ -177,7 +177,9 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
-def test_fit_from_python_prints_the_command_lines_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_from_python_prints_the_report_command_and_gives_the_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
@@ -195,7 +197,7 @@ def test_fit_from_python_prints_the_command_lines_table(tmp_path: Path, capsys: 
     assert set(loop.to_frame()["round"]) == {2}
 
 
-def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
+def test_fit_ends_with_shares_payment_caveats_and_the_next_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ["--config", "quick start", "-q", "--ckpt_path", "last", "--trainer.max_epochs=2"]
@@ -269,7 +271,7 @@ class Notes(ClientAlgorithm):
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_client_that_keeps_a_table_has_a_folder(tmp_path: Path, files: bool) -> None:
+def test_table_kept_by_a_client_is_written_into_the_clients_folder(tmp_path: Path, files: bool) -> None:
     fit(FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)), tmp_path, rounds=1)
     assert list(tmp_path.glob("clients/*/*")) == [tmp_path / "clients/1/note.csv"] * files
 
@@ -293,7 +295,7 @@ class Remembers(Sink, L.Callback):
         self.calls.append(failed)
 
 
-def test_a_sink_gets_every_result_and_is_closed(tmp_path: Path) -> None:
+def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: Path) -> None:
     sink = Remembers()
     fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=2, callbacks=[sink])
     first, last, end, closed = sink.calls

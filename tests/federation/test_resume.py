@@ -209,7 +209,7 @@ class DrawsTwice(UniformSampler):
         return super().sample(num_clients, contributions, generator, round_index)
 
 
-def test_an_exception_at_the_draw_of_a_cohort_keeps_the_round_before(tmp_path: Path) -> None:
+def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_to_the_bit(tmp_path: Path) -> None:
     def run(**how: Any) -> torch.Tensor:
         loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False))
         saving = OnExceptionCheckpoint(tmp_path, "drawing")

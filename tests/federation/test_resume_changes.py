@@ -88,14 +88,14 @@ def test_resuming_another_federation_is_refused(
     assert not (tmp_path / "contributions.csv").exists()
 
 
-def test_fewer_rounds_than_there_have_been_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_resume_with_fewer_rounds_than_already_run_is_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
         resume(saved, tmp_path, rounds=1)
     with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
         resume(saved, tmp_path, rounds=2)
 
 
-def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
+def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(tmp_path: Path) -> None:
     plain = partial(Plain, network(batch_norm=False))
     budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
     path = save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
@@ -189,7 +189,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
 
 
-def test_a_checkpoint_that_is_not_as_it_was_saved_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(saved: Path, tmp_path: Path) -> None:
     """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
     path, whole = tmp_path / "spoiled.ckpt", torch.load(saved, weights_only=True)
     (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
@@ -218,7 +218,7 @@ def test_checkpoint_of_another_version_is_refused() -> None:
             loop().check_state({"round_index": 2, "seed": 1, **version})
 
 
-def test_an_attack_whose_seed_is_open_goes_on_with_the_same_clients(tmp_path: Path, monkeypatch: Any) -> None:
+def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     path = save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

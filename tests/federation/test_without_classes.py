@@ -99,6 +99,6 @@ def test_component_that_needs_classes_uses_given_labels(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].by_class.shape == (3, 7)
 
 
-def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:
+def test_classifier_client_on_data_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have no"):
         trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())

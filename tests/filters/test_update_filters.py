@@ -162,7 +162,7 @@ def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
     return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
-def test_sender_of_a_large_update_is_reported_not_those_it_made_nan() -> None:
+def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
     watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
@@ -228,7 +228,7 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
     assert torch.equal(mine[cut:], other[cut:])
 
 
-def test_bound_that_no_update_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
+def test_caps_that_no_client_reaches_leave_the_round_unchanged_to_the_bit(tmp_path: Path) -> None:
     filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
     plain, round = only_round(tmp_path / "plain"), only_round(tmp_path / "capped", filters=filters)
     assert torch.equal(plain.server_vector, round.server_vector)  # type: ignore[arg-type]
@@ -258,12 +258,12 @@ def test_filters_with_wrong_arguments_are_refused(wrong: dict[str, Any], said: s
         FederatedLoop(**wrong)
 
 
-def test_names_of_1_0_still_work() -> None:
+def test_filter_names_of_version_1_0_give_the_new_objects() -> None:
     warned = cohort(torch.ones(2)).say("a", "b")
     assert warned.said == warned.warnings == ("a", "b")
     assert filters.with_guard is filters.with_finite_check
 
 
-def test_krum_keeps_who_lies_closest_to_others() -> None:
+def test_multi_krum_keeps_the_update_closest_to_the_others() -> None:
     kept = MultiKrum(1, keep=1).apply(cohort(torch.tensor([5.0, 5.1, 5.2, 1.0, 9.0], dtype=torch.float64)))
     assert kept.ids == [1]

@@ -78,7 +78,7 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget: float,
     assert sum(shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
 
 
-def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:
+def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -> None:
     assert largest_remainder([1 / 3, 1 / 3, 1 / 3], 4) == [2, 1, 1]
     assert largest_remainder([0.0, 0.5, 0.5], 3) == [0, 2, 1]
     paid = allocate(torch.tensor([0.0, 1.0, 1.0]), 0.01, unit=0.01).tolist()

@@ -8,7 +8,7 @@ from flsv.functional.clipping import capped_samples, length_factors, scale_updat
 
 
 @pytest.mark.parametrize("cap", [0.5, 1.25])
-def test_no_length_is_above_the_bound_and_none_below_it_changes(cap: float) -> None:
+def test_length_factors_cap_long_updates_at_the_bound_and_keep_short_ones(cap: float) -> None:
     norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
     bound = cap * np.median(norms.double().numpy())
     factors = length_factors(norms, cap)

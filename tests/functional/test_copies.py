@@ -8,7 +8,7 @@ from flsv.functional.copies import groups_of, same_group_pairs, similarities
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
-def test_similarities_equal_the_formula_written_out(bad: float) -> None:
+def test_centered_cosine_similarities_equal_numpys_and_are_0_without_a_direction(bad: float) -> None:
     """Updates without a direction are no part of it."""
     updates = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     e = updates[:4].double().numpy()
@@ -21,7 +21,7 @@ def test_similarities_equal_the_formula_written_out(bad: float) -> None:
     assert not found[4].any()
 
 
-def test_same_group_pairs_of_a_sum_of_two_updates_are_none() -> None:
+def test_sum_of_two_updates_is_in_no_group_of_copies() -> None:
     updates = torch.randn(80, 2000, generator=torch.Generator().manual_seed(3))
     updates[1] += 0.3 * updates[0]
     updates[2] = updates[0] + updates[1]

@@ -9,7 +9,7 @@ from flsv.functional.distances import distances, squared_distances, weighted_mea
 
 
 @pytest.mark.parametrize("block", [1 << 20, 12])
-def test_distances_equal_numpys(monkeypatch, block):
+def test_update_distances_and_weighted_means_equal_numpys(monkeypatch, block):
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     torch.manual_seed(0)
     points = torch.randn(5, 17)
@@ -30,7 +30,7 @@ def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
     assert found[1] == 0
 
 
-def test_equal_rows_are_at_0_far_from_the_origin() -> None:
+def test_squared_distance_of_equal_rows_far_from_the_origin_is_0() -> None:
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) + 1e4
     distances = squared_distances(x, x)
     assert torch.equal(distances.diagonal(), torch.zeros(50, dtype=torch.float64))

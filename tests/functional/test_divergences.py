@@ -92,7 +92,7 @@ def test_divergence_weights_with_wrong_arguments_raise(arguments: dict[str, Any]
         divergence_weights(**{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments})
 
 
-def test_the_papers_biased_clients_have_negative_weights_without_normalization() -> None:
+def test_guos_biased_clients_have_weight_0_without_normalized_divergences() -> None:
     """Four clients with two of ten classes each and one with all: raw divergences leave only the last."""
     counts = torch.zeros(5, 10)
     for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):

@@ -7,7 +7,7 @@ import torch
 from flsv.functional.outliers import drowning_updates, large_updates
 
 
-def test_the_score_is_that_of_iglewicz_and_hoaglin():
+def test_large_updates_are_outliers_by_the_z_score_of_iglewicz_and_hoaglin():
     rng = np.random.default_rng(0)
     logs = np.append(rng.normal(0, 1, 200), np.linspace(2, 8, 25))
     median = np.median(logs)
@@ -40,7 +40,7 @@ def test_ordinary_norms_are_not_outliers(norms):
 
 
 @pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
-def test_update_drowns_the_others_where_a_float32_sum_loses_them(model_norm):
+def test_drowning_update_is_one_beside_which_a_float32_sum_loses_the_others(model_norm):
     rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
     scale = max(1.0, model_norm)
     for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):

@@ -50,7 +50,7 @@ def test_weights_keep_the_own_model_if_no_other_has_a_positive_value(values, sel
     assert weights.tolist() == [0, 1, 0]
 
 
-def test_identical_models_take_all_in_proportion_to_their_values():
+def test_identical_models_share_all_weight_in_proportion_to_their_values():
     values, distances = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]), torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
     torch.testing.assert_close(personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0]))
     # The least distance is 0: the own model is one of them.
@@ -112,7 +112,7 @@ def test_models_of_unavailable_clients_are_not_downloaded():
 
 
 @pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
-def test_unvisited_first_keeps_the_papers_bound(n, m, k):
+def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(n, m, k):
     """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
     bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
     for seed in range(60):

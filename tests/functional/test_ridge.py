@@ -30,7 +30,7 @@ def test_every_coalition_is_fitted_as_scikit_learn_fits_the_pooled_samples(penal
         np.testing.assert_allclose(weights[-1], reference.intercept_, rtol=1e-6, atol=1e-9)
 
 
-def test_axes_are_the_principal_ones_at_a_total_variance_of_one() -> None:
+def test_principal_axes_equal_scikit_learns_at_a_total_variance_of_one() -> None:
     x = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)).double() * torch.arange(1, 9)
     mean, axes = principal_axes(x, 3)
     reference = PCA(3).fit(x.numpy())

@@ -36,7 +36,7 @@ def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float)
     )
 
 
-def test_weights_follow_equation_6() -> None:
+def test_participant_weights_equal_shapfeds_equation_6() -> None:
     cssv = torch.tensor([[0.5, -0.5, 1.0], [-1.0, -1.0, -1.0]])
     gamma, share = participant_weights(cssv)
     np.testing.assert_allclose(gamma.numpy(), [np.mean([0.75, 0.25, 1.0]), 0.0])

@@ -50,7 +50,7 @@ def test_spread_variance_of_one_round_is_nan_and_of_equal_values_0() -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 10])
-def test_steps_are_half_the_mean_square_of_successive_differences(rounds: int) -> None:
+def test_step_variance_is_half_the_mean_square_of_successive_differences(rounds: int) -> None:
     values = made(rounds)
     variance, freedom = step_variance(folded(values))
     torch.testing.assert_close(variance, values.diff(dim=0).square().mean(0) / 2)
@@ -60,7 +60,7 @@ def test_steps_are_half_the_mean_square_of_successive_differences(rounds: int) -
     assert step_variance(folded(made(1)))[0].isnan().all()
 
 
-def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join_exactly() -> None:
+def test_step_variance_of_an_absent_client_uses_its_own_rounds_and_merges_exactly() -> None:
     values = made(8)
     values[2:5, 1] = torch.nan
     values[:, 2] = torch.nan
@@ -73,7 +73,7 @@ def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join
         assert torch.equal(both[:, 10], folded(values)[:, 10])
 
 
-def test_spread_add_and_merge_equal_one_pass_over_all_rounds() -> None:
+def test_merged_statistics_of_single_rounds_equal_one_pass_over_all_rounds() -> None:
     values = made(12)
     values[3:6, 1] = torch.nan  # absent
     values[:, 2] = torch.nan

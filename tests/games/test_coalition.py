@@ -180,7 +180,7 @@ class Drawing(nn.Linear):
         return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
 
 
-def test_batched_models_draw_the_same_random_numbers() -> None:
+def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -> None:
     """A regression of two numbers, against the metric of each model's outputs."""
     torch.manual_seed(0)
     net = Drawing(36, 2)
@@ -201,7 +201,7 @@ def test_batched_models_draw_the_same_random_numbers() -> None:
     assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     round = a_round(net := module())
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7)
     original, chunks = evaluator._score, []

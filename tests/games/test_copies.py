@@ -158,7 +158,7 @@ def test_module_whose_copy_uses_the_original_is_refused_before_training(tmp_path
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_copies_follow_the_modules_state_outside_of_vectors(backend: Any) -> None:
+def test_copied_modules_follow_changes_of_the_originals_buffers_and_attributes(backend: Any) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)

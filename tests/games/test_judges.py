@@ -66,7 +66,7 @@ def by_hand(model: Plain, given: FederatedDataModule) -> float:
     return sum(r / h for r, h in zip(right, held)) / CLASSES
 
 
-def test_values_by_client_judges_are_of_all_held_out_samples(tmp_path: Path) -> None:
+def test_values_by_client_judges_equal_those_on_all_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(judges="clients"),
@@ -98,7 +98,7 @@ def given_and_set_up(given: FederatedDataModule) -> FederatedDataModule:
     return given
 
 
-def test_other_scores_are_means_over_samples(tmp_path: Path) -> None:
+def test_loss_by_client_judges_is_the_mean_over_all_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
         "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
@@ -154,7 +154,9 @@ def test_impossible_answers_of_judges_are_refused(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
-def test_judge_unlike_all_others_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_judge_whose_answers_differ_from_all_others_is_recorded_as_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
     monkeypatch.setattr(judges, "judge", partial(lies, kind))

@@ -197,7 +197,7 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCORES)
-def test_scores_of_classes_are_scikit_learns(kind: str, name: str) -> None:
+def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str, name: str) -> None:
     net, data = KINDS[kind](), batches(3 if kind == "three logits" else 2)
     space = ParameterSpace(net)
     vectors = torch.randn(5, space.size, generator=torch.Generator().manual_seed(1))
@@ -226,7 +226,9 @@ def test_scores_of_classes_are_scikit_learns(kind: str, name: str) -> None:
         ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
     ],
 )
-def test_output_without_the_asked_score_is_refused(kind: str, measure: Any, labels: Tensor, message: str) -> None:
+def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
+    kind: str, measure: Any, labels: Tensor, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
 

@@ -137,7 +137,7 @@ def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
-def test_gradient_of_a_logged_value_equals_autograds(tmp_path: Path, kind: Any) -> None:
+def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, kind: Any) -> None:
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             space, batches = ParameterSpace(module), keep_batches(trainer, data.val_dataloader())

@@ -75,7 +75,7 @@ def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -
     assert repr(loop) == shown
 
 
-def test_a_copy_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
+def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)
     assert len(pickle.dumps(loop)) < 20_000

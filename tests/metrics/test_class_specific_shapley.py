@@ -35,7 +35,7 @@ def fed(**kwargs: Any) -> ClassSpecificShapley:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_cssv_over_rounds_equals_algorithm_1(momentum: float) -> None:
+def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
     metric, wanted = fed(momentum=momentum), expected(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
     overall = metric.per_client(metric.compute())

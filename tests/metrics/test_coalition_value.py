@@ -140,7 +140,7 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> 
     CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
-def test_estimator_may_be_an_own_function() -> None:
+def test_estimator_of_a_metric_may_be_a_users_function() -> None:
     def mine(utility: Any, num_players: int, *, depth: int, generator: Any) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
 
@@ -156,7 +156,7 @@ def test_estimator_may_be_an_own_function() -> None:
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
 
 
-def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(tmp_path: Path) -> None:
+def test_afedsv_gives_a_free_rider_value_and_weight_0_and_others_positive_values(tmp_path: Path) -> None:
     metrics = {
         "strict": SurrogateFederatedShapley(normalize="positive", weighting="fixed", init=None),
         "paper": SurrogateFederatedShapley(),
@@ -171,7 +171,7 @@ def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(t
     assert loop.contributions["paper"][3] > 0.1  # which is why there is another
 
 
-def test_cumulative_sums_the_rounds_and_their_variances() -> None:
+def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
     metric = CumulativeShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
     single = PartialFederatedShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
     total, variance = torch.zeros(3), torch.zeros(3)
@@ -186,7 +186,7 @@ def test_cumulative_sums_the_rounds_and_their_variances() -> None:
     assert metric.compute()[2].isnan()
 
 
-def test_surrogate_federated_shapley_is_equation_3() -> None:
+def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
     metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
     value = torch.full((4,), 0.5, dtype=torch.float64)
     for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
@@ -201,7 +201,7 @@ def test_surrogate_federated_shapley_is_equation_3() -> None:
 
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
-def test_a_surrogates_error_is_that_of_the_value_in_units_of_the_range(normalize: Any) -> None:
+def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize: Any) -> None:
     options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
@@ -222,7 +222,7 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players(value: Any) -> None:
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
 
 
-def test_coalition_value_in_a_loop_uses_the_rounds_models(tmp_path: Path) -> None:
+def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(tmp_path: Path) -> None:
     kept, data = KeepsRounds(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
     loop = FederatedLoop(
         kept,
@@ -245,7 +245,7 @@ def test_coalition_value_in_a_loop_uses_the_rounds_models(tmp_path: Path) -> Non
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
-def test_games_without_validation_data_or_forward_are_refused(tmp_path: Path) -> None:
+def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
         fit(loop, tmp_path, data=toy_data(server_val=0))

@@ -132,7 +132,7 @@ def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_contribution_estimation_takes_any_score(tmp_path: Path) -> None:
+def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path: Path) -> None:
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):

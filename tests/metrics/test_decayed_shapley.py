@@ -101,7 +101,9 @@ class Remember(DivergenceWeighted):
 
 
 @pytest.mark.parametrize(("kind", "server_lr"), [("fixed", 1.0), ("renormalized", 0.5)])
-def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
+def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights(
+    tmp_path: Path, kind: Any, server_lr: float
+) -> None:
     watch, remember = Watch(), Remember(a=0.3, server_lr=server_lr)
     metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
     data = toy_data((3, 2, 2), server_val=0.3)

@@ -27,7 +27,7 @@ def rounds(count=6, seed=0):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
-def test_domain_relevance_equals_equation_5s_moving_average(alpha):
+def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha):
     metric = DomainRelevance(N, alpha=alpha)
     phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
     assert metric.compute().isnan().all()
@@ -41,7 +41,7 @@ def test_domain_relevance_equals_equation_5s_moving_average(alpha):
         torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
 
 
-def test_relevance_diagnostics_equal_scikit_learns_for_a_given_truth():
+def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
     truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
     metric = DomainRelevance(N, truth=truth)
     for each in rounds(3):
@@ -52,7 +52,7 @@ def test_relevance_diagnostics_equal_scikit_learns_for_a_given_truth():
     assert said["found"].item() == pytest.approx(1 - np.isnan(relevant).mean())
 
 
-def test_the_truth_is_the_label_overlap_of_the_federation():
+def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
     metric = DomainRelevance()
     assert metric.diagnostics() == {}
     metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))

@@ -80,7 +80,7 @@ def test_in_run_values_leave_training_unchanged_to_the_bit(tmp_path: Path) -> No
     assert not any(layer._forward_hooks for layer in two.modules())
 
 
-def test_second_order_values_come_nearer_to_the_true_gain(tmp_path: Path) -> None:
+def test_second_order_in_run_values_are_nearer_to_the_true_gain_than_first_order(tmp_path: Path) -> None:
     loop = in_run_loop(order=2)
     values, _, rounds = in_run_fit(loop, tmp_path, Plain(without_batch_norm(), sgd_with(lr=0.02)), rounds=1)
     (round,) = rounds

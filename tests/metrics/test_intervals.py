@@ -80,7 +80,7 @@ def test_interval_of_a_weighted_sum_scales_with_its_factors(
     torch.testing.assert_close((high + low).double() / 2, value, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cosine_reputation_is_the_sum_of_its_rounds_shares() -> None:
+def test_cosine_reputation_is_a_weighted_sum_of_the_rounds_shares() -> None:
     metric = CosineGradientShapley(3, alpha=0.5)
     phis = []
     for seed in range(4):

@@ -53,7 +53,7 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save(figure, tmp_path)
 
 
-def test_metrics_draw_with_names_and_units() -> None:
+def test_metric_plots_show_client_names_class_names_and_units() -> None:
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
     figure, axis = cssv.plot(torch.rand(2, 2))

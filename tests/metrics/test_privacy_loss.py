@@ -8,7 +8,7 @@ from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
 
 
-def test_epsilon_counts_the_rounds_of_each_client() -> None:
+def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> None:
     metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4), num_clients=4)
     for cohort in COHORTS:
         metric.update(torch.tensor(cohort))

@@ -88,7 +88,7 @@ def test_proxy_values_equal_scikit_learns_on_pooled_samples(tmp_path: Path) -> N
     assert metric.evaluations == 8
 
 
-def test_every_coalitions_weights_are_scikit_learns() -> None:
+def test_proxy_model_weights_of_every_coalition_equal_scikit_learns_ridge() -> None:
     clients, server = regressions(4, 9, 2)
     sets = [client.ask(LocalData.samples) for client in clients]
     options = ProxyOptions(ProxyShapley(**LOSS).measured_by, "inputs", None, 3, PENALTY)
@@ -149,7 +149,7 @@ def test_proxy_accuracy_is_the_share_weighted_mean_over_classes() -> None:
     torch.testing.assert_close(by_class.compute() @ shares, whole.compute())
 
 
-def test_many_clients_are_sampled_with_standard_errors() -> None:
+def test_proxy_values_of_many_clients_are_sampled_with_standard_errors() -> None:
     clients, server = regressions(*[4] * 9)
     found = {}
     for budget in (4096, 200):
@@ -164,7 +164,7 @@ def test_many_clients_are_sampled_with_standard_errors() -> None:
     assert (errors > 0).all()
 
 
-def test_other_performances_are_of_the_linear_models_outputs() -> None:
+def test_proxy_values_by_auroc_equal_those_by_torchmetrics_auroc() -> None:
     draw = torch.Generator().manual_seed(3)
     y = torch.arange(40) % 2
     x = torch.randn(40, 3, generator=draw) + 0.3 * y[:, None]
@@ -232,7 +232,7 @@ def test_proxy_shapley_with_unusable_settings_is_refused(tmp_path: Path, case: s
     assert loop.round_index == 0
 
 
-def test_a_module_without_a_linear_layer_is_valued_by_its_inputs(tmp_path: Path) -> None:
+def test_proxy_values_of_a_module_without_a_linear_layer_come_from_its_inputs(tmp_path: Path) -> None:
     metric = ProxyShapley(features="inputs")
     fit(FederatedLoop(metrics={"proxy": metric}, seed=0), tmp_path, Inputs())
     assert metric.compute().isfinite().all()

@@ -176,7 +176,7 @@ def test_shadow_models_are_counted_as_traffic(tmp_path: Path) -> None:
     assert federation.channel.numbers([0], "up").tolist() == [size + 3 * (size + 1)]
 
 
-def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
+def test_client_whose_coalition_model_diverges_is_left_out_of_that_coalition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays what it was, and the run goes on, as a federation whose only client sends nothing finite would."""
@@ -235,7 +235,7 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(t
         fit(shadow_loop(**options()), tmp_path, Plain(network(batch_norm=False)), data(), rounds=1)
 
 
-def test_non_finite_performance_gives_nan_values_and_training_goes_on() -> None:
+def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:
     metric, masks = ShadowShapley(num_clients=3), coalition_masks("all", 3)
     with pytest.warns(UserWarning, match="come to no finite performance"):
         metric.update(torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1]))

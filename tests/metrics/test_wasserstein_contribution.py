@@ -55,7 +55,7 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
     assert once.rounds == 2
 
 
-def test_support_suits_the_smallest_client_even_if_absent() -> None:
+def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
     clients, server = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)]), server_of(*draw(20, 0))
     default, named = WassersteinContribution(3, features="pixels"), WassersteinContribution(3, "pixels", support=12)
     default.check(torch.tensor([60, 60, 25]))

@@ -65,7 +65,7 @@ def _equal_states(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_network_built_from_the_data_has_the_same_weights(trainer):
+def test_network_built_at_fit_equals_one_built_at_construction_from_the_same_seed(trainer):
     L.seed_everything(3, verbose=False)
     now = ClassifierClient("lenet5", SMALL, num_classes=10, input_shape=(1, 8, 8))
     client = ClassifierClient("lenet5", SMALL)
@@ -92,7 +92,7 @@ def test_training_step_is_the_cross_entropy():
 
 
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
-def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
+def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class_weights):
     client = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5), class_weights=class_weights)
     fit, data = trainer(rounds=2), Digits()
     fit.fit(client, data)
@@ -183,7 +183,7 @@ def _scored(logits, y):
     return scores.compute()
 
 
-def test_auroc_needs_two_classes_and_at_most_a_hundred() -> None:
+def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -> None:
     assert "auroc" not in _scored(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
     assert "auroc" not in _scored(torch.zeros(4, 101), torch.arange(4) % 3)
     assert _scored(torch.zeros(4, 100), torch.arange(4) % 3)["auroc"] == 0.5
@@ -210,7 +210,7 @@ def test_balanced_weights_are_scikit_learns(trainer) -> None:
     assert torch.equal(again.class_weights, client.class_weights)
 
 
-def test_balanced_weights_are_refused_where_nobody_knows_the_counts(trainer) -> None:
+def test_balanced_class_weights_without_known_counts_are_refused(trainer) -> None:
     client = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced")
     with pytest.raises(ConfigurationError, match=r"does not say how many samples.*Give 10 numbers"):
         trainer().fit(client, Digits())

@@ -53,7 +53,7 @@ CIFAR = (27 + 1) * 16 + (144 + 1) * 32 + (32 * 64 + 1) * 512 + 513 * 10
         (MLP, 10, (1, 28, 28), 199_210),  # "199,210 total parameters": McMahan's 2NN
     ],
 )
-def test_parameters_are_those_of_the_papers(network, num_classes, shape, parameters):
+def test_networks_have_the_parameter_counts_of_their_papers(network, num_classes, shape, parameters):
     check_network(network(num_classes, shape), num_classes, shape, parameters)
 
 

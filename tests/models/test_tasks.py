@@ -47,7 +47,7 @@ def fitted(tmp_path):
     return command
 
 
-def test_losses_are_means_over_samples(fitted):
+def test_regressor_losses_and_errors_are_means_over_samples(fitted):
     data = Lines()
     trainer, model = fitted()
     with torch.no_grad():
@@ -128,7 +128,7 @@ def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def test_probabilities_are_the_weighted_mean_of_the_components() -> None:
+def test_mixture_probabilities_are_the_weighted_mean_of_the_components() -> None:
     module, (x, _) = client(), batch()
     expected = np.einsum("k,kbm->bm", [0.6, 0.3, 0.1], likelihoods(module, x))
     np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)

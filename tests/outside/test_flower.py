@@ -104,7 +104,7 @@ def valued(grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None,
     return [*strategy.start(grid, start, num_rounds=rounds).train_metrics_clientapp.values()]  # type: ignore[arg-type]
 
 
-def test_names_are_those_of_the_registration_else_what_replies_say_else_the_node() -> None:
+def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id() -> None:
     sizes = {1: 10, 2: 20, 3: 30}
     for grid, names in [
         (Grid(sizes, names=("Boston", "Lyon", "")), ["3", "Boston", "Lyon"]),
@@ -129,7 +129,7 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path:
     assert "not seen (3)" in page
 
 
-def test_client_beyond_num_clients_costs_its_rounds_values_only() -> None:
+def test_client_beyond_num_clients_leaves_only_its_round_without_values() -> None:
     sizes = {1: 10, 2: 20}
     with pytest.warns(UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"):
         records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
@@ -243,7 +243,7 @@ def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
     return found["value"], found["cssv"]
 
 
-def test_flwr_run_gives_value_rounds_numbers_and_the_strategys_model(
+def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
     tmp_path: Path, superlink: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = shutil.copytree(APP, tmp_path / "app")

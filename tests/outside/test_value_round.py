@@ -99,7 +99,7 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
     return net.state_dict()
 
 
-def test_value_round_gives_every_metrics_value_of_a_federated_loop(trained: Any) -> None:
+def test_value_round_equals_the_federated_loop_for_every_metric(trained: Any) -> None:
     module, data, loop, rounds = trained
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     found = played(module, data, rounds, all_metrics(), lambda vector: vector)
@@ -122,7 +122,7 @@ PLAIN = {"sv": PartialFederatedShapley, "agreement": GradientAgreement, "cssv": 
 
 
 @pytest.mark.parametrize("what", ["state_dict", "arrays", "deltas", "fabric"])
-def test_value_round_takes_models_in_any_form(trained: Any, what: str) -> None:
+def test_value_round_of_state_dicts_arrays_or_deltas_equals_that_of_vectors(trained: Any, what: str) -> None:
     module, data, _, rounds = trained
     net = network()
     net.load_state_dict(module.net.state_dict())
@@ -260,7 +260,7 @@ def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
     assert metric.rounds == 2
 
 
-def test_module_without_a_head_needs_num_classes() -> None:
+def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     own = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
@@ -284,7 +284,7 @@ class Normalizes(Plain):
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
 
 
-def test_batches_go_through_the_modules_hooks_which_are_told_that_it_validates() -> None:
+def test_value_round_applies_the_modules_batch_hooks_in_validation_mode() -> None:
     x, y, module = torch.randn(60, 6), torch.arange(60) % 3, Normalizes(network(batch_norm=False))
     start = ParameterSpace(module).read(module)
     updates = [start + torch.randn_like(start) for _ in range(3)]

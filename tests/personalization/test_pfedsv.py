@@ -36,7 +36,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     assert len(asked) == len(asked.unique(dim=0)) == 15
 
 
-def test_all_values_negative_keeps_the_own_model_as_it_was_before_noise() -> None:
+def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative() -> None:
     vectors = random_models(3)
     own = vectors[0] + 7
     models, round = play(
@@ -64,7 +64,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
 
-def test_absent_client_is_downloaded_as_last_uploaded_and_a_new_one_is_not() -> None:
+def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client() -> None:
     method = begun(4, PFedSV())
     vectors = random_models(3)
     play(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
@@ -77,7 +77,7 @@ def test_absent_client_is_downloaded_as_last_uploaded_and_a_new_one_is_not() -> 
         assert (pairs == stale).all(1).any()
 
 
-def test_a_negative_score_is_never_downloaded_again() -> None:
+def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
     method, clients = begun(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
@@ -118,7 +118,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     assert round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
 
 
-def test_pfedsv_sends_start_points_by_mode() -> None:
+def test_pfedsv_start_points_depend_on_the_mode_and_on_absence() -> None:
     vector, own = torch.arange(7.0), torch.full((7,), -1.0)
     state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
     # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
@@ -203,7 +203,7 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error:.*``compute`` method of metric")
-def test_neither_a_fit_nor_its_resume_asks_a_metric_before_its_first_round(tmp_path: Path) -> None:
+def test_pfedsv_fit_and_resume_compute_no_metric_before_its_first_update(tmp_path: Path) -> None:
     loop, data = federation(), toy_data(drop_last=True, client_val=0.2)
     fit(loop, tmp_path, data=data, rounds=1, enable_checkpointing=True)
     (saved,) = tmp_path.rglob("*.ckpt")

@@ -64,7 +64,7 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
-def test_pfedsv_with_a_shared_start_uses_the_clients_own_model(shared: float) -> None:
+def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
     method, local = begun(2, PFedSV(shared=shared)), Judged(1, lambda v: 0).data
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})

@@ -37,7 +37,7 @@ from helpers.models import Plain, loop_of, network, sgd
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_cgsv_gives_every_layers_largest_entries(tmp_path: Path, sampler: Any) -> None:
+def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_path: Path, sampler: Any) -> None:
     personalizer, metric = SparsifiedReward(beta=1.0), CosineGradientShapley(alpha=0.5)
     loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2)
     seen = watched(personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models))))
@@ -88,7 +88,7 @@ def test_heurfedamp_attention_equals_numpys() -> None:
 
 
 @pytest.mark.parametrize("amp", [FedAMP(2.0, 5.0), HeurFedAMP(0.6, 5.0)])
-def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp: FedAMP) -> None:
+def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp: FedAMP) -> None:
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
     seen, loop = watched(amp), FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
     fit(loop, tmp_path, data=toy_data((2, 2, 3, 2)), rounds=4)
@@ -158,7 +158,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
     assert all(torch.equal(kept[client], weight) for client, weight in weights.items())
 
 
-def test_fedem_needs_a_mixture(tmp_path: Path) -> None:
+def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"train flsv\.models\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 

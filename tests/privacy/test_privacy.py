@@ -77,7 +77,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize(("length", "dtype"), [(0.3, torch.float32), (2.0, torch.float64), (1e4, torch.float32)])
-def test_clipping_shortens_what_is_too_long_and_nothing_else(length: float, dtype: torch.dtype) -> None:
+def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
+    length: float, dtype: torch.dtype
+) -> None:
     update = torch.randn(1000, generator=generator()).to(dtype)
     update *= length / update.norm()
     before = update.clone()
@@ -91,7 +93,7 @@ def test_clipping_shortens_what_is_too_long_and_nothing_else(length: float, dtyp
         assert sent.data_ptr() != update.data_ptr()
 
 
-def test_the_norm_of_a_large_update_is_not_underestimated() -> None:
+def test_clipped_update_of_20_million_entries_has_the_norm_of_the_bound() -> None:
     """torch's own float32 norm of this loses 0.1 %, and the bound would be exceeded by as much."""
     update = torch.randn(20_000_000, generator=generator())
     sent = GaussianPrivacy(clip=1.0, noise_multiplier=0).protect(update, generator())
@@ -110,7 +112,7 @@ def test_noise_has_the_standard_deviation_that_epsilon_assumes() -> None:
     assert noise.mean().item() == pytest.approx(0, abs=5 * 1.5 / math.sqrt(size))
 
 
-def test_buffers_do_not_bear_noise() -> None:
+def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None:
     plain, normed = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     privacy.check(ParameterSpace(plain))
@@ -199,7 +201,7 @@ def test_a_second_model_of_a_client_is_refused_since_epsilon_counts_one(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:metrics .* are computed from noised updates")
-def test_a_model_of_its_own_that_a_client_goes_on_from_stays_there_when_updates_are_private(tmp_path: Path) -> None:
+def test_metric_that_asks_for_a_private_clients_own_start_model_is_refused(tmp_path: Path) -> None:
     """It has no noise. Who reads updates would ask for it; who does not is no hindrance."""
 
     def run(folder: str, **options: Any) -> None:

@@ -62,7 +62,7 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_site_clips_and_noises_in_the_updates_own_type(dtype: torch.dtype) -> None:
+def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(dtype: torch.dtype) -> None:
     update = torch.randn(100_000, generator=torch.Generator().manual_seed(1)).to(dtype)
     before = update.clone()
     context = UploadContext(0, 3, len(update), 0, secret=KEY)

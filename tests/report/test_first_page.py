@@ -71,7 +71,7 @@ CONTRADICT = [
 ]
 
 
-def test_no_sentence_contradicts_another_in_any_combination() -> None:
+def test_first_page_has_no_contradicting_sentences_for_any_state_of_a_run() -> None:
     count, shown = 0, set()
     for state in states():
         count += 1
@@ -90,7 +90,7 @@ def test_no_sentence_contradicts_another_in_any_combination() -> None:
     assert shown == {each.name for each in SENTENCES}  # none that no run can show
 
 
-def test_each_sentence_has_its_words_and_all_words_are_used() -> None:
+def test_every_sentence_of_the_first_page_has_a_text_and_every_text_is_used() -> None:
     known = {**WORDS["front"], **WORDS["fitness"], "no_metric": WORDS["no_metric"]}
     assert {each.name for each in SENTENCES} <= known.keys()
     source = "".join(path.read_text() for path in Path(__file__).parents[2].glob("flsv/report/*.py"))
@@ -192,7 +192,7 @@ def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: P
     assert "Not suitable as a basis for payment: 82.0 % of the validation set is one class." in front
 
 
-def test_other_seeds_move_as_much_of_a_payment_as_estimated() -> None:
+def test_estimated_shift_of_payments_between_seeds_matches_trained_coalitions() -> None:
     """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
     told, real = [], []
     for name in names():

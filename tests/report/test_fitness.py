@@ -19,7 +19,7 @@ from flsv.report.fitness import EVERYBODY, misallocated
         (10, True, 3, (0.02, 0.08), "with up to 8 clients (here there are 10), some of them drawn for each round"),
     ],
 )
-def test_misallocation_is_that_of_trials_of_the_runs_kind(
+def test_reported_misallocation_follows_clients_sampling_and_number_of_seeds(
     clients: int, drawn: bool, seeds: int, fractions: tuple[float, ...], words: str
 ) -> None:
     assert misallocated(clients, drawn, seeds) == (fractions, words)

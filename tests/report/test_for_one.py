@@ -77,7 +77,9 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
 
 
 @pytest.mark.parametrize(("clients", "readers"), [(3, [2]), (4, [2, 3]), (5, [4]), (5, [2, 3, 4])])
-def test_page_for_one_does_not_depend_on_the_others_values(tmp_path: Path, clients: int, readers: list[int]) -> None:
+def test_clients_own_report_does_not_depend_on_the_other_clients_values(
+    tmp_path: Path, clients: int, readers: list[int]
+) -> None:
     """Others with other names and values, the same in sum: the same pages to the byte, so that nothing works them out,
     not even all but two together."""
     total = 0.5 * (clients - len(readers))
@@ -88,7 +90,7 @@ def test_page_for_one_does_not_depend_on_the_others_values(tmp_path: Path, clien
         assert one == other
 
 
-def test_page_for_one_of_five_shows_the_mean_in_two_digits_once(tmp_path: Path) -> None:
+def test_clients_own_report_rounds_the_mean_of_all_clients_to_two_digits(tmp_path: Path) -> None:
     a_run(tmp_path, 5, [0], 1, 1.7654321)
     text = text_of(write_report(tmp_path, 0))
     assert "mean of all" in text
@@ -108,7 +110,7 @@ def test_page_for_one_of_five_shows_the_mean_in_two_digits_once(tmp_path: Path) 
     assert "of all training samples" not in text
 
 
-def test_page_for_one_has_its_own_values_and_no_others(tmp_path: Path) -> None:
+def test_clients_own_report_shows_its_own_values_and_no_other_clients(tmp_path: Path) -> None:
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
     text = text_of(write_report(make_run(tmp_path, clients=5), client="Oslo"))
     own = ("Oslo", f"{made_value(3, 0, 4):.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
@@ -129,7 +131,9 @@ def test_page_for_one_has_its_own_values_and_no_others(tmp_path: Path) -> None:
         ([0.061, 0.3, 0.1], "negative_loss", "Your data improved the model's loss by 0.0610."),
     ],
 )
-def test_page_for_one_begins_in_plain_words(values: list[float], by: str, said: str, tmp_path: Path) -> None:
+def test_clients_own_report_begins_with_its_effect_on_the_score_in_plain_words(
+    values: list[float], by: str, said: str, tmp_path: Path
+) -> None:
     page = write_report(make_game(tmp_path, {"sv": values}, by=by), client=0, budget=Budget(100.0, "sv"))
     text = text_of(page)
     assert text.index(said) < text.index("Your share of 100.00")
@@ -137,7 +141,7 @@ def test_page_for_one_begins_in_plain_words(values: list[float], by: str, said: 
     assert "coalition" not in text.partition("How to read this")[0]
 
 
-def test_page_for_one_reports_copies_without_the_others_names(tmp_path: Path) -> None:
+def test_clients_own_report_mentions_copies_without_other_clients_names(tmp_path: Path) -> None:
     folder = retold(make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)])
     own = text_of(write_report(folder, client="Graz"))
     assert "In 1 of the 2 rounds" in own

@@ -95,7 +95,9 @@ CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": Fa
         ({"paid_in": {"sv": CHANCE}}, "the model is not clearly better than one that always gives the same answer"),
     ],
 )
-def test_front_page_warns_once_in_red(tmp_path: Path, told: dict[str, object], said: str) -> None:
+def test_first_page_shows_every_finding_once_as_a_red_warning(
+    tmp_path: Path, told: dict[str, object], said: str
+) -> None:
     _, whole, html = pages(make_game(tmp_path, {"sv": [0.4, 0.1, -0.05]}, **told))
     warnings = re.findall(r'<p class="warning">(.*?)</p>', html)
     assert len(warnings) == bool(told)

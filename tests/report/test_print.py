@@ -62,7 +62,7 @@ def few(folder: Path) -> Path:
     return make_game(folder, values, events=[at_fault(1, 1, 3)])
 
 
-def test_printed_report_is_cut_nowhere(tmp_path: Path) -> None:
+def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> None:
     runs = {
         "few": few(tmp_path / "few"),
         "many": make_run(tmp_path / "many", clients=40, classes=30),

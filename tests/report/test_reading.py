@@ -36,7 +36,7 @@ def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     assert set(of_class["class_name"]) == {"class 1"}
 
 
-def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> None:
+def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -> None:
     make_run(tmp_path, clients=2)
     write_rows(tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]])
     run = open_run(tmp_path)
@@ -87,7 +87,7 @@ def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path:
         open_run(tmp_path)
 
 
-def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path) -> None:
+def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False)
     path = folder / "contributions.csv"
     whole, table = path.read_bytes(), read_contributions(path)

@@ -102,14 +102,14 @@ def test_budget_without_a_clear_basis_is_refused(
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
 
-def test_shares_by_an_unsuitable_metric_need_its_name_and_warn(fitted: Path, tmp_path: Path) -> None:
+def test_shares_by_a_metric_unsuitable_for_payment_carry_a_warning(fitted: Path, tmp_path: Path) -> None:
     folder = part(fitted, tmp_path / "run", "cssv")
     for client in (None, 1):
         said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
         assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in said
 
 
-def test_docstring_says_not_for_payment_exactly_if_the_metric_does() -> None:
+def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false() -> None:
     """But for costs and values of pairs, which are never a basis for payment, and the base class."""
     known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
     others = ("ContributionMetric", "DomainRelevance")

@@ -33,7 +33,7 @@ def run(folder: Path | str | None, **options: Any) -> None:
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 
-def test_a_run_writes_where_it_was_told_to_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     held = FolderLock(tmp_path)  # nobody else is kept out of it either
     run(None)
@@ -86,7 +86,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_killed_run_is_free(tmp_path: Path) -> None:
+def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

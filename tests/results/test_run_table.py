@@ -52,7 +52,7 @@ def test_frame_columns_have_their_types_even_without_rows() -> None:
     assert [row[:5] for row in known[2:4]] == [(3, "cost", 0, "up", 1.0), (3, "cost", 1, "up", 1.0)]  # by column
 
 
-def test_changes_are_rows_with_another_value_or_interval() -> None:
+def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:
     before = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
     for now, changed in (
         (before, []),
@@ -150,7 +150,7 @@ def late(value: float) -> list[RoundResult]:
     return [RoundResult(r, of_rounds[r], changes(of_rounds[r], of_rounds[0] if r else [])) for r in (0, 1)]
 
 
-def test_late_values_are_in_their_rounds_in_place_of_earlier_ones(tmp_path: Path) -> None:
+def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp_path: Path) -> None:
     path = written(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
     for value in (3.0, 5.0):
@@ -186,7 +186,7 @@ def test_duplicate_values_are_read_as_the_later_one_with_a_warning(tmp_path: Pat
     assert read_contributions(path).equals(table)  # without a warning
 
 
-def test_numeric_columns_are_not_read_as_classes(tmp_path: Path) -> None:
+def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
     metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)

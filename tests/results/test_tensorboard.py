@@ -238,7 +238,7 @@ class Dies(InRound):
             raise KeyError("killed")
 
 
-def test_curves_over_batches_of_the_rounds_before_stay_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     """TensorBoard drops steps, and takes those of batches for those of rounds. The run is killed, goes on with more
     rounds, and goes on from a checkpoint before that."""
 

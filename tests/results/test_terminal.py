@@ -54,7 +54,7 @@ def run(metric: Any, folder: Path, clients: int, **options: Any) -> None:
     fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=1, **options)
 
 
-def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
+def test_progress_counts_every_evaluated_coalition_once(tmp_path: Path, told: Told) -> None:
     run(CumulativeShapley(), tmp_path, 4)
     assert told.counts == [("coalitions", done, 16) for done in range(17)]
     assert told.hidden == 1
@@ -72,7 +72,9 @@ def test_progress_line_is_removed_after_an_error(tmp_path: Path, told: Told) -> 
 
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_bar_shows_the_count_and_is_restored(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_shows_the_count_of_coalitions_and_is_restored(
+    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal, "PATIENCE", 0.0)
     monkeypatch.setattr(terminal, "PAUSE", 0.0)
     drawn: list[str | None] = []

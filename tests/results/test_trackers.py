@@ -67,7 +67,7 @@ def test_wandb_mlflow_and_comet_get_pictures_of_contributions(tmp_path: Path, mo
         assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
 
 
-def test_late_values_are_not_listed_among_the_models_logged_values() -> None:
+def test_contributions_computed_after_training_are_not_among_the_models_logged_values() -> None:
     """The closing line ``Model:`` has all of ``callback_metrics`` but what the sink names as its own."""
     trainer: Any = SimpleNamespace(callback_metrics={})
     sink = Monitored(trainer, ["value"])

@@ -58,7 +58,9 @@ BY_FITS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", slow_except(("engine", "reads"), BY_FITS))
-def test_coalitions_unfit_for_rows_train_by_fits(tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_coalitions_that_cannot_be_batched_are_trained_by_fits_after_the_run(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     match, make = BY_FITS[what]
     options = make()
     module = options.pop("module", None) or Plain(network(batch_norm=False))
@@ -109,7 +111,7 @@ GIVEN_UP = {"model of a coalition differs by": Later, "calling .item": Stops, "h
 
 
 @pytest.mark.parametrize("match", GIVEN_UP)
-def test_rows_that_differ_during_the_run_are_replaced_by_fits(
+def test_batched_coalitions_that_fail_their_check_during_the_run_are_replaced_by_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
 ) -> None:
     """In the midst of training: coalitions are trained by fits when it has ended, and the federation goes on."""
@@ -125,7 +127,9 @@ def test_rows_that_differ_during_the_run_are_replaced_by_fits(
     assert torch.equal(vector(trained), vector(without))
 
 
-def test_rows_that_need_too_much_memory_step_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_coalitions_that_run_out_of_memory_are_trained_in_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the random numbers and the buffers of all at once, and a line, once."""
     sizes, derive = [], RowStep._derive
 
@@ -155,7 +159,9 @@ def test_rows_that_need_too_much_memory_step_in_halves(tmp_path: Path, monkeypat
     torch.testing.assert_close(values(), expected, rtol=1e-4, atol=1e-6)  # by fits of their own
 
 
-def test_rows_are_proved_by_a_coalition_that_is_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_coalitions_that_differ_from_one_trained_alone_are_replaced_by_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the last round, where nothing in between has compared them."""
     monkeypatch.setattr("flsv.retraining.coalition_rows.COMPARED", 10**15)
     module = Later(network(batch_norm=False))
@@ -180,7 +186,7 @@ class Calls(Plain):
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_module_with_functions_bound_to_it_trains_its_coalitions(tmp_path: Path, reads: bool) -> None:
+def test_shadow_values_of_a_module_with_bound_functions_equal_retraining(tmp_path: Path, reads: bool) -> None:
     """By rows, and by fits."""
     net = network(batch_norm=False)
     expected = values_by_retraining(tmp_path, Plain(copy.deepcopy(net)), 2)
@@ -208,7 +214,7 @@ def test_callbacks_that_hold_the_module_act_on_coalitions_models(tmp_path: Path)
     assert torch.equal(*found)
 
 
-def test_run_whose_rows_are_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_run_that_replaces_batched_coalitions_by_fits_resumes_to_the_bit(tmp_path: Path) -> None:
     def module() -> Plain:
         return Between(network(batch_norm=False))
 
@@ -216,7 +222,9 @@ def test_run_whose_rows_are_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
     assert not whole.contributions["shadow"].isnan().any()
 
 
-def test_rows_that_are_too_large_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coalitions_too_large_to_be_batched_are_trained_by_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flsv.retraining.shadow.MOST_BYTES", 1000)
     module = Plain(network(batch_norm=False))
     expected = values_by_retraining(tmp_path, module, 1)

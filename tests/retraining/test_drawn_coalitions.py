@@ -63,7 +63,7 @@ def by_hand(start: Any, draw: Any) -> dict[tuple[bool, ...], Tensor]:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_coalition_draws_its_own_cohorts(tmp_path: Path, name: str) -> None:
+def test_batched_coalitions_draw_their_own_cohorts_as_by_hand(tmp_path: Path, name: str) -> None:
     """As rows beside the run, which trains as without them."""
     make, draw = SAMPLERS[name]
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
@@ -81,7 +81,7 @@ def test_every_coalition_draws_its_own_cohorts(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
-def test_fits_of_coalitions_draw_their_own_cohorts(
+def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
     """In forks, and by copies of the Trainer: a module that reads its loss trains as no rows."""
@@ -148,7 +148,7 @@ def test_coalitions_use_the_learning_rate_of_their_round(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("options", [{}, {"aggregator": FedAdam(0.02), "uploads": [TopK(0.3)]}])
-def test_drawn_coalitions_resume_to_the_bit(tmp_path: Path, options: Any) -> None:
+def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path, options: Any) -> None:
     def federation() -> FederatedLoop:
         return shadow_loop(KeepsModels(coalitions="all"), sampler=UniformSampler(1), **copy.deepcopy(options))
 
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_samplers_that_cannot_draw_among_members_are_refused(
+def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     match, make = REFUSED[what]
@@ -214,7 +214,7 @@ class Later(Plain):
         return super().training_step(batch, batch_idx) * (2 if other else 1)
 
 
-def test_rows_are_replaced_by_fits_if_the_full_coalition_differs(tmp_path: Path) -> None:
+def test_batched_coalitions_are_replaced_by_fits_if_the_full_coalition_differs(tmp_path: Path) -> None:
     """It would not have the run's model: the coalitions are trained again, by fits."""
     found = []
     for module in (Later(network(batch_norm=False)), Plain(network(batch_norm=False))):

@@ -71,7 +71,7 @@ def test_every_coalition_equals_a_fit_in_its_own_process(tmp_path: Path, name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name != WRONG])
-def test_coalitions_by_copies_are_right_or_give_no_values(
+def test_coalitions_trained_by_copies_equal_own_processes_or_give_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone
 ) -> None:
     """Where the process cannot be forked; if rows are right they need no copy."""

@@ -40,7 +40,7 @@ def run(folder: Path, path: str | None = None) -> list[float]:
     return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
 
 
-def test_a_trial_of_rows_that_was_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_trial_of_batched_coalitions_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_once(*_: Any) -> None:
         if not (tmp_path / "killed").exists():
             (tmp_path / "killed").touch()
@@ -55,7 +55,7 @@ def test_a_trial_of_rows_that_was_killed_is_tried_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("who", ["the process that waits", "the fit"])
-def test_rows_keep_their_values_and_a_warning_says_so_where_their_proof_is_killed(
+def test_batched_coalitions_keep_their_values_with_a_warning_if_their_check_is_killed(
     who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def values(folder: Path) -> list[float]:

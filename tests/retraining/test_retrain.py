@@ -38,7 +38,7 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_seeds_have_weights_of_their_own_where_the_module_is_made(
+def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
     def module() -> Any:

@@ -143,7 +143,9 @@ MODULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_side_by_side_utilities_of_modules_and_trainers_equal_single_fits(tmp_path: Path, name: str) -> None:
+def test_side_by_side_utilities_for_every_module_and_trainer_option_equal_single_fits(
+    tmp_path: Path, name: str
+) -> None:
     options = dict(MODULES[name])
     rtol = options.pop("rtol", 2e-4)  # bfloat16 has three digits
     found, expected = both(tmp_path, module=options.pop("module")(), **options)

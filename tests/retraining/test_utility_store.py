@@ -75,7 +75,7 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     assert len(held.coalitions(0)) == 4
 
 
-def test_seeds_rounds_performances_and_classes_are_kept_together(tmp_path: Path) -> None:
+def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:
     path, names = tmp_path / "game.csv", ["per_class", "val_loss (min)"]
     kept = store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}

@@ -115,7 +115,7 @@ class Diverges(Manual):
         return super().loss(batch) * (float("nan") if broken else 1.0)
 
 
-def test_a_coalition_that_diverges_keeps_its_model(tmp_path: Path) -> None:
+def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
     kind, found = Kind("fits", Diverges), list[Tensor]()
     for module in (Diverges, Manual):
         kind.module = module

@@ -58,7 +58,7 @@ def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSam
     assert ((counts / 2000 - said).abs() <= 5 * (1.5 * 0.25 / 2000) ** 0.5).all(), (counts, said)
 
 
-def test_importance_coins_are_theorem_5_1() -> None:
+def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1() -> None:
     sampler = ShapleyImportanceSampler(2, "ssv")
     torch.testing.assert_close(sampler.coins(5, SSV), importance_probabilities(SSV["ssv"], 2))
     assert sampler.coins(5, {}).tolist() == pytest.approx([0.4] * 5)  # no values yet
@@ -73,7 +73,7 @@ def test_softmax_sampler_chances_are_the_softmax_of_relevance() -> None:
     torch.testing.assert_close(chances, (SSV["sv"].double() / 0.05).exp() / (SSV["sv"].double() / 0.05).exp().sum())
 
 
-def test_a_cohort_that_is_never_drawn_is_refused() -> None:
+def test_sampler_that_almost_never_draws_its_minimum_cohort_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be met: the federation has 5 clients"):
         BernoulliSampler(9).check(5)
     match = r"of 5 clients, 2 would take part in \S+ of all draws only. Raise expected_cohort"
@@ -247,7 +247,7 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
     assert len({tuple(cohort) for cohort in cohorts}) > 1
 
 
-def test_as_many_candidates_as_take_part_are_drawn_by_their_shares() -> None:
+def test_power_of_choice_draws_candidates_in_proportion_to_their_samples() -> None:
     sampler = PowerOfChoice(1, 1)
     sampler._sizes = torch.tensor([30.0, 10.0, 0.0, 60.0])
     draw = torch.Generator().manual_seed(0)

@@ -177,7 +177,7 @@ def test_loop_with_wrong_arguments_is_refused(kwargs: dict[str, Any], match: str
         FederatedLoop(**kwargs)
 
 
-def test_torchmetric_with_known_update_arguments_is_used(tmp_path: Path) -> None:
+def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metric(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
     fit(loop, tmp_path)
     assert (loop.contributions["norm"] > 0).all()
@@ -287,7 +287,7 @@ class Another(Height):
         ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
     ],
 )
-def test_names_of_reports_declared_twice_are_refused(options: dict[str, Any], said: str) -> None:
+def test_report_names_that_clash_or_are_not_declared_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**options)
 

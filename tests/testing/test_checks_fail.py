@@ -65,7 +65,7 @@ def test_equal_takes_nan_as_equal_only_to_nan() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_the_checks_runs_with_pytest(tmp_path: Path) -> None:
+def test_code_of_the_check_parts_guide_passes_under_pytest(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs/howto/check_parts.md"
     for each in pages.blocks(page.read_text()):
         if each.title is not None:

@@ -16,7 +16,7 @@ IN_FITS = ("vmap_is_equal", "remote_is_equal", "resumes_in_a_fit")
 
 
 @dealt([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
-def test_metric_passes_its_checks(check: PartCheck) -> None:
+def test_every_metric_passes_the_checks_for_metrics(check: PartCheck) -> None:
     check()
 
 

@@ -125,7 +125,7 @@ PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS]
 
 
 @dealt(PARTS, IN_FITS)
-def test_part_passes_its_checks(check: PartCheck) -> None:
+def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCheck) -> None:
     check()
 
 

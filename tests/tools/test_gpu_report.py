@@ -49,7 +49,7 @@ def test_gpu_report_with_a_failed_check_ends_with_status_1(tmp_path: Path, monke
     assert found.loc["ranks", "found"] == "RuntimeError: and then"
 
 
-def test_gpu_report_sees_two_fits_of_different_batches_apart() -> None:
+def test_gpu_report_distinguishes_fits_on_different_batches() -> None:
     one, other = (ran("cpu", convolution, batches, measured=False) for batches in (2, 3))
     assert one.apart(one) == 0
     assert one.apart(other) > 1e-2

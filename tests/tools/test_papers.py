@@ -31,7 +31,7 @@ from flsv.personalization.base import OWN_MODEL
         ("biased", [-0.10, -0.11, -0.12, -0.1, 0.5], False, 0.6),
     ],
 )
-def test_guos_checks_tell_whether_values_agree_with_the_scenario(
+def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(
     scenario: str, values: list[float], met: bool, number: float
 ) -> None:
     assert check(scenario, values) is met
@@ -62,7 +62,7 @@ def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights: str, expected:
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
-def test_judged_counts_visited_pairs_and_scores_above_thresholds() -> None:
+def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand() -> None:
     """Client 0 has looked at everybody, client 1 at its two, client 2 at one of its two."""
     ring = torch.eye(6) + torch.eye(6).roll(1, 1)
     truth = (ring @ ring.T > 0).fill_diagonal_(False)
@@ -76,7 +76,7 @@ def test_judged_counts_visited_pairs_and_scores_above_thresholds() -> None:
     assert found["above"] == [pytest.approx(100 * 4 / 12), 0.0]
 
 
-def test_communication_sums_downloads_in_millions_of_parameters() -> None:
+def test_pfedsv_communication_sums_transfers_in_millions_of_parameters() -> None:
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
     found = communication({"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST")
     size, head = 44426, 84 * 10 + 10
@@ -85,7 +85,7 @@ def test_communication_sums_downloads_in_millions_of_parameters() -> None:
     assert [found[name]["lenet5"] for name in names] == pytest.approx([each / 1e6 for each in expected])
 
 
-def test_gap_of_figure_3_is_between_blocks_on_and_off_the_diagonal() -> None:
+def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal() -> None:
     own = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
     own[2:, 2:] = 0.5
     own[:2, 2:] = 0.1

@@ -159,7 +159,9 @@ def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
     ]
 
 
-def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "kept.jsonl"
     found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
     assert found["three", "c", 1] == {"value": 15.0}
@@ -173,7 +175,7 @@ def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, monk
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_cell_goes_on_from_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_table_cell_resumes_from_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a lease has ended, with what was measured on the way; ``--full`` asks for it."""
     small = {"trainer.max_epochs": 3, "trainer.limit_train_batches": 2, "data.splits.max_samples": 300}
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), small, "paper_shapfed:tested")
@@ -236,7 +238,7 @@ OURS = pd.Series({0: 61.0, 1: 64.5, 2: 62.0, 3: 66.0, 4: 63.5})
 OTHER = pd.Series({0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0})
 
 
-def test_intervals_are_scipys_over_the_seeds_that_both_have() -> None:
+def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have() -> None:
     low, high = stats.ttest_rel(OURS, OTHER).confidence_interval(0.95)
     more = pd.concat([OURS, pd.Series({7: 100.0})]), pd.concat([OTHER, pd.Series({9: 0.0})])
     assert paired(*more) == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"

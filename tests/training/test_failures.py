@@ -58,7 +58,7 @@ def after(rounds: int, folder: Path) -> Tensor:
         ("on_train_batch_start", ZeroDivisionError("mine")),
     ],
 )
-def test_the_error_names_client_and_round_and_the_global_model_is_there(
+def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     tmp_path: Path, where: str, failure: BaseException
 ) -> None:
     loop, module = federation(), Failing(failure, where)

@@ -83,7 +83,7 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) ->
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_ghost_products_of_every_layer_equal_single_gradients(name: str) -> None:
+def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name: str) -> None:
     module, x, y, g = setting(name)
     expected = one_by_one(module, x, y, g) / B
     ghost = GhostProducts(module, g)
@@ -135,7 +135,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
-def test_ghost_products_over_several_batches_equal_single_gradients(name: str) -> None:
+def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
     module, x, y, g = setting(name)
     ghost = GhostProducts(module, g)

@@ -152,7 +152,7 @@ def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Te
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_row_training_equals_training_each_model_alone(name: str) -> None:
+def test_batched_training_of_models_equals_training_each_model_alone(name: str) -> None:
     module, states, given = setting(name)
     _, _, make, limit = CASES[name]
     shortened = None if limit is None else partial(clip, limit=limit)
@@ -168,7 +168,7 @@ def test_row_training_equals_training_each_model_alone(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-def test_row_training_leaves_frozen_and_unstacked_parameters_unchanged() -> None:
+def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> None:
     module, states, given = setting("SGD")
     module.spare = nn.Parameter(torch.ones(3))
     module.net[0].requires_grad_(False)

@@ -118,7 +118,9 @@ class WithOwnSchedule(Plain):
         (Plain, {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, "ModelPruning changes the module's para"),
     ],
 )
-def test_state_that_cannot_be_averaged_is_refused(tmp_path: Path, module: Any, kwargs: Any, message: str) -> None:
+def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
+    tmp_path: Path, module: Any, kwargs: Any, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
 

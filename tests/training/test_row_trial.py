@@ -68,7 +68,7 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_shadow_coalitions_train_as_rows_or_say_why_not(tmp_path: Path, name: str) -> None:
+def test_shadow_coalitions_are_batched_or_trained_by_fits_for_the_stated_reason(tmp_path: Path, name: str) -> None:
     refused = STEP_CASES[name][2]
     federation = loop(metrics={"shadow": KeepsModels(coalitions=[[0, 2]], performance="negative_loss")})
     module = trained(name, tmp_path, federation, None)

@@ -145,7 +145,7 @@ class Opinionated(FixedCohort):
         self.last = round
 
 
-def test_a_sampler_that_cannot_be_foreseen_counts_all_rounds(tmp_path: Path) -> None:
+def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
     module = fit(FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
     assert list(module.rates) == [0]
     mine = module.rates[0]
@@ -220,11 +220,13 @@ class Asking(Scheduled):
 
 
 @pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
-def test_lengths_read_in_training_are_the_clients_own(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
+def test_schedule_lengths_read_in_training_are_the_clients_own(
+    tmp_path: Path, ways: list[Callable[[Any], float]]
+) -> None:
     ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
 
 
-def test_lengths_read_in_setup_are_the_largest_with_a_warning(tmp_path: Path) -> None:
+def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path: Path) -> None:
     class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
             self.asked = self.length()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_users_project_is_typed(tmp_path: Path) -> None:
+def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) -> None:
     """One run of mypy for what is right and what is wrong: it reads torch and Lightning once."""
     pytest.importorskip("mypy", reason="flsv[dev] is not installed")
     # Types are there to say no: were flsv untyped to them, this would pass as well.

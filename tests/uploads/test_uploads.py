@@ -72,7 +72,7 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
     assert [state["visits"].item() for state in client_tensors(loop).values()] == [2, 2, 2]
 
 
-def test_a_client_with_a_start_of_its_own_is_sent_the_global_model_where_uploads_refer_to_it(tmp_path: Path) -> None:
+def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=FedAMP(), uploads=[Recorded("global")], seed=0)
     seen: list[list[int]] = []
     look = LambdaCallback(
@@ -120,7 +120,7 @@ def test_two_compressions_keep_their_errors_apart() -> None:
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
 
-def test_a_client_that_is_left_out_keeps_its_error_as_it_was(tmp_path: Path) -> None:
+def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) -> None:
     before = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     fit(before, tmp_path, rounds=2)
     after = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
@@ -135,7 +135,7 @@ def test_a_client_that_is_left_out_keeps_its_error_as_it_was(tmp_path: Path) -> 
 # ---- rounding
 
 
-def test_stochastic_rounding_is_right_on_average_and_the_nearest_is_nearest() -> None:
+def test_stochastic_quantization_is_unbiased_and_deterministic_takes_the_nearest_level() -> None:
     update = UPDATES[0]
     draws = torch.stack([Quantized(3, 8).compress(update, torch.Generator().manual_seed(s)) for s in range(4000)])
     scale = (update.view(-1, 8).abs().amax(1, keepdim=True) / 3).expand(-1, 8).flatten()
@@ -146,7 +146,7 @@ def test_stochastic_rounding_is_right_on_average_and_the_nearest_is_nearest() ->
     assert ((nearest - update).abs() <= scale / 2 * 1.0001).all()
 
 
-def test_chance_follows_from_seed_round_client_and_position() -> None:
+def test_quantization_noise_follows_from_seed_round_client_and_position() -> None:
     def send(**kwargs: Any) -> Tensor:
         return Quantized(2).apply(UPDATES[0], context(**kwargs))
 

@@ -24,7 +24,7 @@ def test_to_host_copies_several_tensors_at_once_unchanged(monkeypatch: pytest.Mo
     assert all(mine.dtype == theirs.dtype and torch.equal(mine, theirs) for mine, theirs in zip(found, tensors))
 
 
-def test_numbers_from_the_host_are_remembered_as_the_tensor_holds_them() -> None:
+def test_tensor_made_from_host_numbers_is_read_back_without_a_copy() -> None:
     losses = from_host([0.1, 2.0], torch.device("meta"))
     assert on_host(losses) == torch.tensor([0.1, 2.0]).tolist()
     with pytest.raises((RuntimeError, NotImplementedError)):

@@ -22,7 +22,7 @@ def test_gains_and_losses_have_colors_of_their_own(less: bool) -> None:
     assert of == ([BOTTOM, TOP, BOTTOM] if less else [TOP, BOTTOM, TOP])
 
 
-def test_no_bar_runs_below_an_axis_that_does_not_begin_at_0() -> None:
+def test_waterfall_bars_stay_within_an_axis_that_does_not_begin_at_0() -> None:
     """A page's pictures are not clipped: it would run over the names."""
     _, axis = waterfall([0.01, 0.02], ["Boston", "Lyon"], start=0.9)
     bottom, top = axis.get_ylim()

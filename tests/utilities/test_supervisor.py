@@ -80,7 +80,7 @@ def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_fork_has_what_the_process_holds_and_changes_none_of_it(tmp_path: Path) -> None:
+def test_forked_tasks_see_the_parents_state_and_change_none_of_it(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_text("0123456789")
     with path.open("rb", buffering=0) as file:

@@ -22,7 +22,7 @@ def images(channels: int = 1, side: int = 28) -> torch.Tensor:
     return torch.randn(3, channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_timm_network_gives_what_timm_calls_its_features(tmp_path: Path) -> None:
+def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_path: Path) -> None:
     torch.manual_seed(1)
     trained = timm.create_model("resnet10t", num_classes=4, in_chans=1).eval()
     torch.save(trained.state_dict(), tmp_path / "weights.pt")
@@ -72,7 +72,7 @@ def sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize("by_moments", [False, True])
-def test_components_are_scikit_learns(by_moments: bool) -> None:
+def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
     pca, x, other = PCA(4), draw(90), draw(30, 1)
     pca.fit(None if by_moments else x, clients_of(sets(x, 50, 0, 39, 1)) if by_moments else [])
     fitted = SklearnPCA(4, svd_solver="full").fit(x.flatten(1).double().numpy())

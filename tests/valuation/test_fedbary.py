@@ -73,7 +73,7 @@ def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
 # What is bad is found
 
 
-def test_mislabeled_samples_are_flagged_if_labels_count() -> None:
+def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -> None:
     x, y = draw(150, 1)
     wrong = torch.zeros(150, dtype=torch.bool)
     wrong[::10] = True
@@ -217,7 +217,7 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     assert found.distances[1] > found.distances[0]
 
 
-def test_client_without_samples_is_nan_and_does_not_count() -> None:
+def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> None:
     found, clients = value([draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0))
     assert found.distances[1].isnan()
     assert found.shares[1].isnan()
@@ -260,7 +260,7 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
         value(sets, odd if at_server else None, support=9)
 
 
-def test_valuation_takes_own_features_and_a_models() -> None:
+def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
     class Half(Features):
         def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
             return x / 2
@@ -299,7 +299,7 @@ def images(count: int, seed: int, channels: int = 1) -> tuple[torch.Tensor, torc
     return torch.randn(count, channels, 4, 4, generator=torch.Generator().manual_seed(seed)), torch.arange(count) % 2
 
 
-def test_the_grid_shows_the_worst_samples_and_is_written_where_the_client_says(tmp_path: Path) -> None:
+def test_picture_of_the_most_harmful_samples_is_written_into_the_clients_folder(tmp_path: Path) -> None:
     x, y = images(30, 1)
     x[[3, 8]] += 20
     x[5, 0, 0, 0] = float("nan")

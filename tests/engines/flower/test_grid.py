@@ -100,7 +100,7 @@ def asked(app: Any, node: dict[str, Any]) -> Packet:
     return from_record(app(message, context).content)
 
 
-def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
@@ -125,7 +125,7 @@ class Points(L.LightningDataModule):
         return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)
 
 
-def test_a_sites_owner_may_write_another_policy_while_its_process_lives(tmp_path: Path) -> None:
+def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path: Path) -> None:
     policy = tmp_path / "flsv-site.toml"
     module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
     app = client_app(module, lambda node: Points(), FederatedLoop)

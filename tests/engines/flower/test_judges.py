@@ -38,7 +38,9 @@ server = server_app(make_module, make_loop, SITES, rounds=3, num_classes=10, fol
 """
 
 
-def test_supernodes_judge_as_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_coalitions_judged_by_supernodes_equal_those_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "app"
     assert main(["init", "--flower", str(folder), "--quiet"]) == 0
     project = folder / "fedapp" / "federation.py"

@@ -49,7 +49,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(("absent", "mute"), [(2, 0), (0, 2)])
-def test_restarted_server_awaits_a_site(
+def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     tmp_path: Path, absent: int, mute: int, recwarn: pytest.WarningsRecorder
 ) -> None:
     """As after a restart of the server, while sites are busy or away."""
@@ -60,7 +60,7 @@ def test_restarted_server_awaits_a_site(
     assert len([each for each in recwarn if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
 
 
-def test_misconfigured_site_ends_the_servers_start_by_name(tmp_path: Path) -> None:
+def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(tmp_path: Path) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
     nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
@@ -119,7 +119,7 @@ def announcing(*trains: int) -> Replay:
     return nodes
 
 
-def test_a_site_that_announces_more_than_the_operator_takes_is_refused(tmp_path: Path) -> None:
+def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
     words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
     nodes, book = announcing(10, 1001, 1000), tmp_path / "book"
@@ -178,7 +178,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
+def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -223,7 +223,9 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         assert remote.fit(2).participations.tolist() == [2, 1, 2]
 
 
-def test_site_refuses_questions_that_are_not_flsvs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
     reply = site(tmp_path, 0, shapfed).answer(packet)
     assert (reply.kind, reply.plain["error"][:28]) == ("failed", "it failed with PermissionErr")
@@ -287,7 +289,7 @@ def test_status_json_says_how_a_run_has_ended(tmp_path: Path, capsys: pytest.Cap
     assert said() == ("running", None)
 
 
-def test_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path: Path) -> None:
+def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     with run_status(tmp_path, "12") as say:
         status.write_text(stopped := status.read_text().replace("running", "stopped"))

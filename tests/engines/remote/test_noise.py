@@ -115,7 +115,7 @@ def test_messages_differing_in_rounds_only_have_different_noise(told: tuple[Pack
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("server", ["by names of its own", "by the site's names"])
-def test_noise_differs_if_a_visit_is_repeated_with_other_kept_state(
+def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
     told: tuple[Packet, Path], tmp_path: Path, server: str
 ) -> None:
     """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
@@ -228,7 +228,9 @@ def test_any_change_of_a_message_changes_the_noise(told: tuple[Packet, Path], tm
     assert {"one more", "seed", "rounds", "counted", "start, last bit"}.isdisjoint(refused)
 
 
-def test_a_message_that_is_sent_again_has_the_same_answer(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_private_site_answers_a_repeated_message_with_the_same_update(
+    told: tuple[Packet, Path], tmp_path: Path
+) -> None:
     """So that averaging the answers tells nothing; also in another process of the site."""
     packet, folder = told
     shutil.copytree(folder, tmp_path / "site")
@@ -239,7 +241,7 @@ def test_a_message_that_is_sent_again_has_the_same_answer(told: tuple[Packet, Pa
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("noise", [NOISE, 0.0])
-def test_a_model_that_a_site_goes_on_from_does_not_leave_it(
+def test_private_site_refuses_to_send_the_unnoised_model_it_continues_from(
     told: tuple[Packet, Path], tmp_path: Path, noise: float
 ) -> None:
     """It is what the site has trained before it added noise. Without noise, nothing is hidden."""
@@ -258,7 +260,7 @@ def test_a_model_that_a_site_goes_on_from_does_not_leave_it(
 
 
 @pytest.mark.parametrize("question", WITHOUT_NOISE)
-def test_a_private_site_answers_no_question_about_its_samples_that_has_no_noise(
+def test_private_site_refuses_questions_whose_answers_would_have_no_noise(
     told: tuple[Packet, Path], tmp_path: Path, question: str
 ) -> None:
     """A server with the same settings refuses such a metric before training."""
@@ -274,7 +276,9 @@ class Killed(Exception):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_killed_server_has_the_noise_of_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It asks for a round again that sites have trained, from the state before it; rounding is of the secret, too."""
     monkeypatch.setattr(federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16))  # one run's name
     make = partial(private, compressed=True, sampler=UniformSampler(2))

@@ -28,7 +28,7 @@ def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> R
     return remote
 
 
-def test_site_policy_file_lists_what_is_allowed(tmp_path: Path) -> None:
+def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text('questions = ["flsv.metrics.leave_self_out:leave_self_out"]\nmax_epsilon = 8.0\n')
     policy = SitePolicy.read(path)
@@ -53,7 +53,7 @@ def test_site_policy_file_with_wrong_entries_is_refused(tmp_path: Path, text: st
         SitePolicy.read(tmp_path / "site.toml")
 
 
-def test_a_server_that_wants_updates_without_noise_is_told_why_before_the_first_round(tmp_path: Path) -> None:
+def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(tmp_path: Path) -> None:
     remote = with_policy(tmp_path, shapfed, SitePolicy(max_epsilon=8.0))
     with pytest.raises(ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "):
         remote.fit()

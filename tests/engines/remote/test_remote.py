@@ -189,14 +189,14 @@ def test_site_that_does_not_answer_is_left_out_of_the_proxy_game(tmp_path: Path)
     assert found.contributions["proxy"].isfinite().tolist() == [True, True, False]
 
 
-def test_a_policy_without_questions_answers_none(tmp_path: Path) -> None:
+def test_proxy_values_are_nan_if_every_sites_policy_allows_no_question(tmp_path: Path) -> None:
     remote = Remotely(tmp_path / "b", linear_models, policy=SitePolicy(questions=[]))
     with pytest.warns(UserWarning, match="its policy does not let it answer 'flsv.games.proxy_game:linear_statistics'"):
         found = remote.fit(own=ServerData())
     assert found.contributions["proxy"].isnan().all()
 
 
-def test_sites_judge_by_a_logged_loss_with_one_of_them_absent(tmp_path: Path) -> None:
+def test_values_judged_by_sites_logged_losses_are_finite_with_a_site_absent(tmp_path: Path) -> None:
     make = lambda: judging(loss=PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"))  # noqa: E731
     remote, local = Remotely(tmp_path / "b", make, client_val=0.4), one_process(tmp_path / "a", make, client_val=0.4)
     found = remote.fit(own=ServerData())
@@ -254,7 +254,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
-def test_models_known_only_to_their_sites_are_judged_there(tmp_path: Path) -> None:
+def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
     make = partial(judged, partial(PFedSV, "relevance", k=2, shared=1.0))
     remote, local = both(tmp_path, make, **SPLITS)
@@ -280,7 +280,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> No
     assert_same(remote.fit(own=ServerData()), one_process(tmp_path / "a", make, make_module))
 
 
-def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
+def test_site_noise_follows_from_a_secret_that_the_server_does_not_know(tmp_path: Path) -> None:
     """It is of a secret of the site's: the same when a round is asked for again, and another in another run, or the
     difference of two runs' updates would have none."""
     make = partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)])

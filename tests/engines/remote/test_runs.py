@@ -38,7 +38,7 @@ def scaffold(**options: Any) -> FederatedLoop:
 
 
 @pytest.mark.slow
-def test_two_runs_on_the_same_sites_give_what_each_gives_alone(tmp_path: Path) -> None:
+def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path: Path) -> None:
     """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
     makes = [scaffold, partial(scaffold, uploads=[TopK(0.1)])]
     alone = [Remotely(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]

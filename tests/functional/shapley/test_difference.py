@@ -13,7 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("n", range(2, 7))
-def test_nsv_from_differences_does_not_depend_on_the_base(n: int) -> None:
+def test_normalized_shapley_from_differences_does_not_depend_on_the_base_player(n: int) -> None:
     table = random_table(n, seed=n)
     expected = normalize_shapley(torch.from_numpy(reference_shapley(table)))
     for base in range(n):
@@ -24,7 +24,7 @@ def test_nsv_from_differences_does_not_depend_on_the_base(n: int) -> None:
         torch.testing.assert_close(normalize_shapley(-estimate.differences), expected)
 
 
-def test_sampled_values_and_differences_agree() -> None:
+def test_sampled_shapley_differences_equal_those_of_the_sampled_values() -> None:
     estimate = difference_shapley(table_game(random_table(7, columns=2)), 7, base=3, budget=60, generator=rng())
     torch.testing.assert_close(estimate.values[3] - estimate.values, estimate.differences)
     with pytest.raises(ConfigurationError, match="base=4 is not one of the players 0..3"):

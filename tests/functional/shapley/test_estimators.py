@@ -49,7 +49,7 @@ def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("n", range(3, 6))
 @pytest.mark.parametrize("name", [name for name in SAMPLED if name != "gtg"])  # which never enumerates
-def test_unreachable_target_ends_at_the_exact_value(name: str, n: int) -> None:
+def test_estimator_with_an_unreachable_target_error_returns_exact_values(name: str, n: int) -> None:
     table = random_table(n, seed=n, columns=2)
     estimate = SAMPLED[name](Watched(table_game(table)), n, target_stderr=1e-300, generator=rng())
     torch.testing.assert_close(estimate.values, torch.from_numpy(reference_shapley(table)))
@@ -67,7 +67,7 @@ def test_sampled_values_are_unbiased(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SAMPLED if name != "surrogate"])  # whose error is an upper bound
-def test_standard_error_is_within_a_quarter_of_the_spread(name: str) -> None:
+def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) -> None:
     n, table = 8, accuracy_table(8)
     runs = [SAMPLED[name](table_game(table), n, budget=180, generator=rng(s)) for s in range(300)]
     spread = torch.stack([run.values for run in runs]).std(dim=0)
@@ -76,7 +76,7 @@ def test_standard_error_is_within_a_quarter_of_the_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_values_are_efficient_and_additive(name: str) -> None:
+def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> None:
     first, second = random_table(7, seed=1), random_table(7, seed=2)
     values = []
     for table in (first, second, first + second):
@@ -98,7 +98,7 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 40, 100])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_budget_is_spent_and_never_exceeded(name: str, n: int) -> None:
+def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
     weights = torch.rand(n, generator=rng(), dtype=torch.float64)
     with pytest.raises(ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players") as caught:
         SAMPLED[name](lambda masks: masks.double() @ weights, n, budget=1)
@@ -150,7 +150,7 @@ def test_target_standard_error_stops_early(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_utility_that_is_not_finite_names_the_coalition(name: str, bad: float) -> None:
+def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, bad: float) -> None:
     columns = random_table(4, columns=2)
     columns[0b1111, 1] = bad
     with pytest.raises(ValueError, match=re.escape("coalition [0, 1, 2, 3] is [")):

@@ -102,7 +102,7 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
     assert 0.6 < torch.cat(ratios).square().mean().sqrt() < 1
 
 
-def test_exact_values_of_several_seeds_have_the_seeds_interval() -> None:
+def test_retrained_shapley_of_all_coalitions_has_the_interval_over_seeds() -> None:
     masks, table = few_coalitions(3, "all"), torch.rand(2, 8, generator=torch.Generator().manual_seed(0)).double()
     values, half = retrained_shapley(masks, table)
     by_seed = torch.stack([few_coalitions_shapley(masks, utilities).values for utilities in table])
@@ -172,7 +172,7 @@ def test_designs_have_the_documented_numbers_of_coalitions() -> None:
 
 
 @pytest.mark.parametrize("n", [4, 13, 16, 20])
-def test_complements_are_of_all_sizes_and_as_many_as_pairs(n: int) -> None:
+def test_complements_design_has_all_sizes_and_as_many_coalitions_as_pairs(n: int) -> None:
     masks = few_coalitions(n, "complements")
     known = {tuple(mask) for mask in masks.tolist()}
     assert len(known) == len(masks)
@@ -184,7 +184,7 @@ def test_complements_are_of_all_sizes_and_as_many_as_pairs(n: int) -> None:
     assert masks.sum(0).unique().tolist() == [len(masks) // 2]  # each client is in half of them
 
 
-def test_complements_are_nearer_to_the_exact_values_of_many_players() -> None:
+def test_values_by_complements_are_nearer_to_exact_than_by_pairs_for_20_players() -> None:
     """In a game of covered classes, whose values follow from many permutations."""
     n = 20
     covers = torch.rand(n, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 4
@@ -200,7 +200,7 @@ def test_complements_are_nearer_to_the_exact_values_of_many_players() -> None:
     assert error["complements"] < 0.6 * error["pairs+leave-one-out"]
 
 
-def test_the_curve_is_left_out_where_a_size_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_effects_are_left_out_if_the_design_has_a_size_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = few_coalitions(13, "complements")
     utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = few_coalitions_shapley(masks, utilities).values

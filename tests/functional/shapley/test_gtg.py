@@ -29,7 +29,7 @@ def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
     assert short.evaluations < 1000  # 2000 without
 
 
-def test_convergence_stops_after_the_minimum_of_orders() -> None:
+def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> None:
     def additive(masks: torch.Tensor) -> torch.Tensor:
         return masks.double() @ torch.arange(1, 31, dtype=torch.float64)
 

@@ -6,7 +6,7 @@ from functional.shapley.games import rng
 from flsv.functional.shapley.moments import Moments
 
 
-def test_moments_of_batches_are_those_of_the_whole() -> None:
+def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:
     samples = torch.randn(23, 4, 2, generator=rng(), dtype=torch.float64) + 1e4
     moments = Moments()
     for batch in samples.split([1, 5, 1, 16]):

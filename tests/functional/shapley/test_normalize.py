@@ -26,7 +26,7 @@ NAN = float("nan")
         ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
     ],
 )
-def test_normalize_shapley_gives_the_expected_values(values: Any, how: Any, expected: Any) -> None:
+def test_normalized_shapley_values_equal_those_by_hand(values: Any, how: Any, expected: Any) -> None:
     found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
 
@@ -36,7 +36,7 @@ def test_infinite_values_are_not_normalized() -> None:
         normalize_shapley(torch.tensor([1.0, float("inf")]))
 
 
-def test_normalized_values_equal_equation_12_for_differences_and_for_values() -> None:
+def test_normalized_values_from_differences_and_from_values_equal_shapleyfls_equation_12() -> None:
     values = torch.randn(7, generator=rng(), dtype=torch.float64)
     for k in range(7):
         differences = values[k] - values

@@ -26,7 +26,7 @@ def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_
 
 
 @pytest.mark.slow
-def test_a_seeds_interval_holds_the_other_seeds_mean_as_often_as_it_says() -> None:
+def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_percent() -> None:
     """Of the tuning set, on which its two constants were chosen, allowing for the error of that mean: 90 to 96 % of the
     clients, by whichever is known."""
     held: dict[bool, list[float]] = {False: [], True: []}
@@ -53,7 +53,7 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
 
 
-def test_sentence_on_brackets_is_the_same_on_all_pages() -> None:
+def test_sentence_on_interval_brackets_is_the_same_in_readme_docs_and_docstring() -> None:
     root = Path(__file__).parents[3]
     pages = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/reference/command_line.md")]
     for text in (*pages, (root / "docs/benchmark.md").read_text(encoding="utf-8"), str(ShadowShapley.__doc__)):

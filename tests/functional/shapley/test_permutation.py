@@ -32,7 +32,7 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation: f
         torch.testing.assert_close(row, expected)
 
 
-def test_standard_error_needs_two_different_pairs() -> None:
+def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> None:
     # The budget is exactly one pair: whatever else fits is a repeat of it.
     for seed in range(20):
         estimate = permutation_shapley(table_game(random_table(3)), 3, budget=6, generator=rng(seed))
@@ -40,7 +40,7 @@ def test_standard_error_needs_two_different_pairs() -> None:
     assert permutation_shapley(table_game(accuracy_table(8)), 8, budget=30, generator=rng()).stderr.isfinite().all()
 
 
-def test_intervals_of_few_pairs_hold_the_value_by_students_t() -> None:
+def test_permutation_intervals_of_three_pairs_hold_the_value_by_students_t() -> None:
     """Three pairs: 90 % intervals by the normal quantile hold two thirds, by two degrees of freedom nine tenths."""
     held, normal = [], []
     for seed in range(60):

@@ -31,7 +31,7 @@ def effect(player: int, size: int, n: int) -> float:
 
 
 @pytest.mark.parametrize(("which", "known"), [("both", [1, 5]), ("pairs+leave-one-out", [1, 2, 5])])
-def test_effects_between_known_sizes_lie_on_lines_over_the_logarithm(which: Which, known: list[int]) -> None:
+def test_size_effects_are_interpolated_linearly_in_the_logarithm_of_the_size(which: Which, known: list[int]) -> None:
     n, masks = 6, few_coalitions(6, which)
     every = [[effect(player, size, n) for size in known] for player in range(n)]
     drawn = [np.interp(np.log(range(1, n)), np.log(known), of_player).sum() for of_player in every]
@@ -49,7 +49,7 @@ def test_size_effects_of_all_coalitions_are_exact(n: int) -> None:
     np.testing.assert_allclose(found.flatten().numpy(), reference_shapley(table), atol=1e-12)
 
 
-def test_an_incomplete_size_is_as_if_it_were_not_there() -> None:
+def test_size_effects_ignore_a_coalition_size_that_is_incomplete() -> None:
     masks = few_coalitions(6, "pairs+leave-one-out")
     some = masks[masks.sum(1) != 2], masks[torch.arange(len(masks)) != 8]
     assert masks[8].sum() == 2

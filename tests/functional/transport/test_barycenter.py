@@ -31,7 +31,7 @@ def objective(samples: list[Tensor], points: Tensor) -> float:
 
 
 @pytest.mark.slow
-def test_distance_to_pots_shrinks_with_the_iterations() -> None:
+def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
     samples = three_gaussians()
     start = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3

@@ -14,7 +14,7 @@ from flsv.functional import (
 from flsv.utilities.errors import ConfigurationError
 
 
-def test_statistics_are_numpys_per_class() -> None:
+def test_class_means_and_deviations_equal_numpys_per_class() -> None:
     x, y = labeled(0)
     diagonal, full = class_statistics(x, y), class_statistics(x, y, covariance="full")
     assert diagonal.labels.tolist() == [0, 2, 5]
@@ -29,7 +29,7 @@ def test_statistics_are_numpys_per_class() -> None:
         np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
-def test_wrong_covariances_and_labels_say_so() -> None:
+def test_label_distance_with_wrong_covariances_or_labels_is_refused() -> None:
     x, y = labeled(4)
     with pytest.raises(ConfigurationError, match="different covariances"):
         label_distance(class_statistics(x, y), class_statistics(x, y, covariance="none"))

@@ -31,7 +31,7 @@ def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
 
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
 @pytest.mark.parametrize("rows", [100, 1, 7])
-def test_cost_and_embedding_are_the_stacked_vectors(
+def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
     covariance: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "CHUNK_BYTES", 16 * 25 * rows)

@@ -42,14 +42,14 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
 
 
 @pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_distance_with_fewer_points_than_samples_is_never_too_small(support: int, p: int) -> None:
+def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(support: int, p: int) -> None:
     x, x2 = gaussians(5, m=100, m2=80)
     result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
     assert result.gamma.shape == (support, 5)
     assert (result.history > wasserstein_distance(x, x2, p=p)).all()
 
 
-def test_protocol_is_reproducible_and_exchanges_points_and_distances() -> None:
+def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None:
     x, x2 = gaussians(4, m=60, m2=50)
     client, server = TransportClient(x), TransportServer(x2)
     gamma = server.start(20, client.dim, seeded())
@@ -78,6 +78,6 @@ def found_samples(support: int) -> float:
     return float((torch.cdist(torch.cat(found).to(x), x).amin(0) < 1e-3).double().mean())
 
 
-def test_samples_are_found_with_as_many_points_as_samples_and_not_with_the_safe_support() -> None:
+def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support() -> None:
     assert found_samples(40) == 1
     assert found_samples(safe_support(40)) == 0

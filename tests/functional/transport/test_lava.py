@@ -77,7 +77,7 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
     assert (own.diag() == 0).all()
 
 
-def test_gaussian_class_distances_are_bures() -> None:
+def test_gaussian_class_distances_equal_pots_bures_wasserstein_distances() -> None:
     (x, y), (x2, y2) = blobs(100, 0), blobs(80, 1)
     x = x.double() @ torch.randn(8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     found = class_distances(x, y, x2, y2, inner="gaussian")
@@ -92,7 +92,7 @@ def test_gaussian_class_distances_are_bures() -> None:
 
 
 @pytest.mark.parametrize("inner", ["exact", "gaussian"])
-def test_the_numbers_of_classes_do_not_matter(inner: Any) -> None:
+def test_lava_values_do_not_depend_on_the_numbering_of_the_classes(inner: Any) -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
     noisy, _ = flipped(y, 0.15, 4)
     torch.testing.assert_close(lava(x, noisy, x2, 7 - 2 * y2, inner=inner), lava(x, noisy, x2, y2, inner=inner))

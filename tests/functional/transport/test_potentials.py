@@ -53,7 +53,7 @@ def test_potentials_equal_pots_for_slowly_converging_problems(blur: float) -> No
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
-def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> None:
+def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: float) -> None:
     x, y = labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean())
@@ -72,14 +72,14 @@ def test_potentials_that_do_not_converge_warn() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
-def test_float32_at_any_scale_agrees_with_float64(scale: float) -> None:
+def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> None:
     (x, _), (x2, _) = labeled(0), labeled(1, m=25)
     exact = debiased_potential(x, x2, blur=0.02)
     found = debiased_potential(scale * x.float(), scale * x2.float(), blur=0.02) / scale**2
     torch.testing.assert_close(found.double(), exact, atol=0.01 * float(exact.std()), rtol=0)
 
 
-def test_calibrated_gradient_is_equation_11() -> None:
+def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
     f = torch.randn(9, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([f[i] - (f.sum() - f[i]) / 8 for i in range(9)])
     torch.testing.assert_close(calibrated_gradient(f), expected)

@@ -23,7 +23,7 @@ def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
     assert wasserstein_distance(x, x.flip(0), y=y, y2=y.flip(0), p=p) == 0
 
 
-def test_shares_are_inverse_distances() -> None:
+def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
     distances = torch.tensor([1.0, 2.0, 4.0])
     torch.testing.assert_close(contribution_shares(distances), torch.tensor([4.0, 2.0, 1.0]) / 7)
     shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))

@@ -119,7 +119,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
         assert loop.client_accuracy[client].item() == pytest.approx(hits.mean().item(), abs=1e-6)
 
 
-def test_dittos_global_model_is_trained_as_without_to_the_bit(tmp_path: Path) -> None:
+def test_global_model_with_ditto_equals_the_one_without_ditto_to_the_bit(tmp_path: Path) -> None:
     models = []
     for name, algorithm in (("with", Ditto()), ("without", None)):
         module = Plain(network(dropout=0.5))
@@ -195,7 +195,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path: Path, bat
     assert_same(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
-def test_per_fedavg_without_a_hessian_is_close_to_the_hessian(tmp_path: Path) -> None:
+def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path: Path) -> None:
     net = nn.Sequential(*(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in network(batch_norm=False)))
     module = Plain(copy.deepcopy(net), sgd)
     fit(federation(client_algorithm=PerFedAvg(0.05, "free")), tmp_path, module, unequal_data(), rounds=ROUNDS)
@@ -298,7 +298,7 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
     assert server.abs().max() > 1e-3
 
 
-def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> None:
+def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tmp_path: Path) -> None:
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
     expected, c, c_i = scaffold_by_hand(net, failing={(r, 0) for r in range(ROUNDS)})

@@ -37,7 +37,7 @@ def commands_of(page: Path) -> list[list[str]]:
     ]
 
 
-def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
+def test_hospitals_tutorial_leads_from_four_csv_files_to_a_report_with_payments() -> None:
     page = ROOT / "docs" / "tutorials" / "hospitals.md"
     pages.run_page(page.read_text())
 
@@ -100,7 +100,7 @@ class XRays(L.LightningDataModule):
 @pytest.mark.skipif(
     DATA is None or not Path(DATA, "pneumoniamnist.npz").is_file(), reason="FLSV_DATA_ROOT has no pneumoniamnist.npz"
 )
-def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
+def test_lightning_tutorial_runs_with_an_unchanged_x_ray_project() -> None:
     """The tutorial's configuration with her two classes in it, then its commands."""
     page = ROOT / "docs" / "tutorials" / "lightning.md"
     Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
@@ -133,7 +133,7 @@ model:
 """
 
 
-def test_a_researcher_scores_a_metric_of_her_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_metric_guide_creates_tests_and_benchmarks_a_new_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's commands, the bench's on a federation of her own, whose coalitions she trains first."""
     page = ROOT / "docs" / "howto" / "own_metric.md"
     for words in commands_of(page):
@@ -157,7 +157,7 @@ def test_a_researcher_scores_a_metric_of_her_own(monkeypatch: pytest.MonkeyPatch
     assert {row["metric"] for row in rows} == {"UpdateLength", "size", "training_loss", "cgsv", "fedsv_samples"}
 
 
-def test_a_teacher_shows_contributions_in_tensorboard() -> None:
+def test_tensorboard_curves_of_the_readme_quickstart_equal_contributions_csv() -> None:
     """The README's first commands; the curves that a class sees are the values in the table."""
     commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])

@@ -135,7 +135,7 @@ def test_a_moving_average_is_of_the_global_models_by_hand(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_steps_that_end_within_a_round_are_refused(tmp_path: Path, averaged: bool) -> None:
+def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(tmp_path: Path, averaged: bool) -> None:
     """With an average of weights, too, whose callback is not asked."""
     callbacks = [lambda: cb.StochasticWeightAveraging(1e-2, 0.5)] if averaged else []
     options = {} if averaged else {"max_steps": 9}
@@ -146,7 +146,7 @@ def test_steps_that_end_within_a_round_are_refused(tmp_path: Path, averaged: boo
 # ---- optimizers that clients keep
 
 
-def test_two_of_adam_kept_under_manual_optimization_are_each_clients_own(tmp_path: Path) -> None:
+def test_persisted_states_of_two_adams_under_manual_optimization_are_each_clients_own(tmp_path: Path) -> None:
     """By hand each client's Trainer goes on from the client's own checkpoint."""
     kind = KINDS["wgan-spectral-norm"]
     pair = both(kind, tmp_path, ROUNDS, optimizer_state="persist")
@@ -166,7 +166,9 @@ def every_second_batch() -> Small:
 @pytest.mark.parametrize(
     ("module", "options"), [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})]
 )
-def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, module: Any, options: dict[str, Any]) -> None:
+def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(
+    tmp_path: Path, module: Any, options: dict[str, Any]
+) -> None:
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
     kind = replace(small(module, **options), tolerance=1e-12)
     pair = both(kind, tmp_path, local_epochs=2)

@@ -10,13 +10,13 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explanation/round.md"
 
 
-def test_round_on_the_page_is_the_code_of_federation_run() -> None:
+def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
     shown = PAGE.read_text().split("```py\n")[1].split("```")[0]
     body = inspect.getsource(FederationRun.round).split('"""')[-1]
     assert shown == textwrap.dedent(body.strip("\n")) + "\n"
 
 
-def test_lines_of_a_clients_turn_on_the_page_are_in_the_code_in_order() -> None:
+def test_lines_of_a_clients_turn_in_the_docs_occur_in_the_code_in_order() -> None:
     page = PAGE.read_text()
     shown = page.split("## A client's turn")[1].split("```")[1].splitlines()[1:]
     lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]

@@ -44,7 +44,9 @@ fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
         (pfedsv, WRONG_SHAPE, "judged 3 models by Tensor"),
     ],
 )
-def test_site_that_does_not_judge_counts_as_not_drawn(tmp_path: Path, make: Any, instead: Any, words: str) -> None:
+def test_site_that_does_not_answer_a_judging_question_counts_as_not_drawn(
+    tmp_path: Path, make: Any, instead: Any, words: str
+) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
@@ -161,7 +163,7 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].isfinite().all()
 
 
-def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path) -> None:
+def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(tmp_path: Path) -> None:
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
         high = {**reply.plain, "answer": "high"}
         return Packet(reply.kind, high) if packet.kind == "ask" and address == 101 else reply
