@@ -140,7 +140,7 @@ class AfterTheRun:
         fits = WholeFits(way, run.data.num_clients, self._initial, self._rounds, found, rounding_of(run.trainer))
         coalitions = members_of(self._masks[2:])
         try:
-            train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, ranks, _Says())
+            train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, _Says())
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}")
             return {}

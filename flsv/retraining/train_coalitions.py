@@ -124,7 +124,7 @@ def train_seeds(
                 which, masks = "both", few_coalitions(len(num_samples), "both")
             say(f"{len(masks) - 1} trainings follow, each by a fit of its own: {error}")
         if not as_rows:
-            train_fits(trainings, num_samples, members_of(masks), seed, store, store.ranks, say)
+            train_fits(trainings, num_samples, members_of(masks), seed, store, say)
         trained.append(seed)
     return Retrained(which, masks, trained, torch.stack([store.table(seed, masks) for seed in trained]))
 

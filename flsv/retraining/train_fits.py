@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from flsv._lightning.rounding import ROUNDINGS, Rounding
-from flsv.core import ALONE, Ranks
+from flsv.core import Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import Members
 from flsv.results.text import joined
@@ -81,7 +81,6 @@ def train_fits(
     coalitions: Sequence[Members],
     seed: int,
     store: UtilityStore,
-    ranks: Ranks = ALONE,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Train the coalitions that a store lacks, each by a fit of its own.
@@ -92,7 +91,6 @@ def train_fits(
         coalitions: the coalitions, the empty one among them where its utilities are wanted.
         seed: the seed of the trainings.
         store: the utilities that are known, to which the others are added.
-        ranks: the processes among which the coalitions are divided.
         say: called with a line about the progress whenever a coalition has been trained.
 
     Raises:
@@ -105,7 +103,7 @@ def train_fits(
     costs = [float(sum(num_samples[client] for client in members)) for members in wanted]
     failed: dict[Members, ChildFailed] = {}
     starts: set[str] = set()
-    for members, fit in _on_ranks(fits, wanted, costs, seed, ranks):
+    for members, fit in _on_ranks(fits, wanted, costs, seed, store.ranks):
         if isinstance(fit, ChildFailed):
             failed[members] = fit
             continue
