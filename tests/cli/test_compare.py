@@ -144,7 +144,7 @@ def test_compare_tables_show_accuracies_fairness_and_costs() -> None:
 def test_compare_reuses_finished_runs_of_the_same_experiment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, given = tmp_path / "out", ["--config", "fedavg", "--config", "cgsv"]
+    out, given = tmp_path / "out", ["--config", "fedavg", "--config", "cgsv", "--trainer.limit_train_batches=1"]
     ran: list[str] = []
     dying = ["cgsv"]
     before = compare_module.run_algorithm

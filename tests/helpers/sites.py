@@ -42,8 +42,9 @@ def groups() -> list[int]:
 
 
 def whole(**options: Any) -> FederatedDataModule:
-    """What one process would train on."""
-    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=48, **grouped(options))
+    """What one process would train on: a third of the digits."""
+    few = grouped({"max_samples": 480, **options})
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=48, **few)
 
 
 class ServerData(L.LightningDataModule):
@@ -84,9 +85,9 @@ def shapfed(**options: Any) -> FederatedLoop:
     return FederatedLoop(**{**usual, "seed": SEED, "reporting": Reporting(table=False), **options})
 
 
-def one_process(tmp: Path, make: Make, make_module: Any = module, **data: Any) -> FederatedLoop:
+def one_process(tmp: Path, make: Make, make_module: Any = module, rounds: int = ROUNDS, **data: Any) -> FederatedLoop:
     loop = make()
-    trainer_for(loop, tmp, ROUNDS).fit(make_module(), whole(**data))
+    trainer_for(loop, tmp, rounds).fit(make_module(), whole(**data))
     return loop
 
 

@@ -158,7 +158,7 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     remote, _ = both(tmp_path, make, **options)
     assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
-    assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
+    assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
 
 
 def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
@@ -197,18 +197,24 @@ def test_proxy_values_are_nan_if_every_sites_policy_allows_no_question(tmp_path:
 
 
 def test_values_judged_by_sites_logged_losses_are_finite_with_a_site_absent(tmp_path: Path) -> None:
-    make = lambda: judging(loss=PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"))  # noqa: E731
-    remote, local = Remotely(tmp_path / "b", make, client_val=0.4), one_process(tmp_path / "a", make, client_val=0.4)
-    found = remote.fit(own=ServerData())
+    def by_loss() -> dict[str, Any]:
+        return {"loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")}
+
+    def make() -> FederatedLoop:
+        return fedavg(metrics=by_loss())
+
+    local = one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
+    found = Remotely(tmp_path / "b", make, client_val=0.4).fit(rounds=2, own=ServerData())
     # Samples lie in another order at a site, and losses are rounded in it.
     torch.testing.assert_close(found.contributions["loss"], local.contributions["loss"], rtol=0, atol=1e-6)
+    remote = Remotely(tmp_path / "c", lambda: judging(**by_loss()), client_val=0.4)
 
     def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
         return None if packet.kind == "ask" and packet.plain["round"] and address == 102 else reply
 
     remote.transport.spoil = away
     with pytest.warns(UserWarning, match="did not answer flsv.games.judges:judge.* judged without it in this round"):
-        found = remote.fit()
+        found = remote.fit(rounds=2)
     assert all(value.isfinite().all() for value in found.contributions.values())
     assert [each.client for each in found.events] == [2]
     # One that may not be asked is told of before training.
