@@ -59,13 +59,13 @@ class FitResult:
     """Result of a coalition's fit.
 
     Args:
-        curves: the utilities after the rounds, by the performance's name.
-        before: the utilities before the first round, likewise.
+        curves: ``{performance: utilities}`` after each of the order's r rounds, ``[r]``, or by class ``[r, M]``.
+        before: ``{performance: utility}`` before the first round, one number or ``[M]``.
         start: ``[P]``, the model before the first round.
         last: ``[P]``, the global model after the last round.
-        delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
-            weights.
-        rounding: the tolerances of the arithmetic in which it was trained.
+        delivered: ``[P]``, the model in the module when training has ended. It differs from ``last`` if, for example, a
+            callback averages weights.
+        rounding: the tolerances for comparing this fit's models with those of another training of the same coalition.
     """
 
     curves: dict[str, Tensor]

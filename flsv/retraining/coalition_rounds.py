@@ -251,8 +251,8 @@ class CoalitionRounds:
             yield self._given(batch)
 
     def _given(self, batch: Any) -> Any:
-        """Return a batch as ``training_step`` gets it; after a first batch that needs no change, batches are returned
-        as they are."""
+        """Return a batch as ``training_step`` gets it, after the hooks of the transfer to the device. If these change
+        nothing in a batch, they are skipped for all later batches."""
         if self._left:
             return batch
         given = as_given(self._trainer, batch)

@@ -132,17 +132,17 @@ class RetrainedUtility(TrainedGame):
     ``permutation_shapley`` with a ``truncation`` TMC Shapley, ``stratified_shapley`` K-subset Shapley. Each coalition
     is trained once. All trainings start from the same weights: the module's current weights or, if the module is built
     only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
-    chance too. The model of the empty coalition is the untrained module. Models are measured on the server's validation
-    set, as in the games of a round.
+    chance too. The model of the empty coalition is the untrained module. Models are scored on the server's validation
+    set.
 
     Args:
         trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
             ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
         module: the module, of which copies are trained; it is not changed itself.
         data: the federation's data, with a validation set for the server.
-        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
-            utility is ``[K, M]``), ``"auroc"`` and the others of :mod:`flsv.games.performance`, a name that the
-            module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
+        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, or a list of C of these three names, which
+            gives utilities ``[K, C]``; ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes; ``"auroc"``
+            or another name of :mod:`flsv.games.performance`; a name that the module logs; or a torchmetrics metric.
         max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
             client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
