@@ -29,13 +29,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrainedGame:
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own: the base
-    of :class:`RetrainedUtility`, whose attributes it has.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own.
+
+    It is the base class of :class:`RetrainedUtility`, which explains the attributes and the arguments except ``make``.
 
     Args:
         make: a function that makes a trainer and a module for one fit of a coalition, given the coalition's sampler.
-        data: as for :class:`RetrainedUtility`, like the further arguments.
-        metric: the performance of models.
+        data: the federation's data.
+        metric: the performance measure of models.
         mode: whether less or more of a logged value is better.
         ranks: the processes among which the trainings are divided.
         sampler: the sampler of the whole federation; None: all members of a coalition take part in every round.
@@ -72,8 +73,8 @@ class TrainedGame:
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
-        trained yet.
+        """Train the coalitions that have not been trained yet, and return the utilities of all, float64 ``[K]``, or
+        ``[K, M]`` for M classes or M names in ``metric``.
 
         Raises:
             ValueError: the masks have another type or shape.
@@ -104,9 +105,8 @@ class TrainedGame:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
-        messages.
-        """
+        """Give every rank the scores and seconds of ``coalitions`` that other ranks have trained, the empty coalition's
+        scores, and the first rank's initial weights; ``about`` names this exchange in messages."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
