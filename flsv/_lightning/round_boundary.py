@@ -138,8 +138,8 @@ class FinetuningState:
     """The parameters and layers that a trainer's finetuning callbacks have unfrozen.
 
     On resume ``BaseFinetuning`` and its subclasses freeze all layers again, but do not unfreeze those that were being
-    finetuned. Therefore a checkpoint contains the names of the trained parameters, as of the last round's beginning if
-    it is saved within a round.
+    finetuned. Therefore a checkpoint contains the names of the trained parameters. A checkpoint that is saved within a
+    round contains the parameters that were trained when this round began.
 
     Args:
         trainer: the fit's trainer. If it is None or has no such callback, all methods do nothing.

@@ -140,9 +140,9 @@ class ValidationRun:
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield ``(arguments, dataloader_idx)`` for each call of ``validation_step``; the caller makes the call itself.
-        Meanwhile the module's stage, precision and mode are those of a validation. ``dataloader_idx`` is None if there
-        is only one loader."""
+        """Yield ``(arguments, dataloader_idx)`` for each batch, without calling ``validation_step``: the code that
+        iterates over this generator calls it with ``arguments``. While it does, the module's stage, precision and mode
+        are those of a validation. ``dataloader_idx`` is None if there is only one loader."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")

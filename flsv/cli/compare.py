@@ -250,14 +250,15 @@ def compare(
     tests: Tests = "shared",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """Run the standalone baseline and every configuration.
+    """Run the standalone baseline, in which each client trains alone on its own data, and every configuration.
 
     Args:
         configs: configuration files or names of packaged ones, one per algorithm.
         base: configuration files or names that are read before each of them.
         arguments: further arguments of ``flsv fit``, which override the files.
         out: the folder below which each run writes into a folder of its own.
-        tests: the test samples, see :class:`OwnModels`.
+        tests: the choice of test samples: ``"shared"``, the test set that no client has, or ``"own"``, each client's
+            test split.
         say: called with a line of text when a run begins.
 
     Returns:

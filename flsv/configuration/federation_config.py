@@ -174,7 +174,7 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """Return the upload that adds noise for differential privacy; None if there is none."""
+        """Return the processing step among :attr:`uploads` that adds noise for differential privacy, or None."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property

@@ -158,7 +158,8 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
 
 
 def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
-    """Test the model ``[P]`` by the measure of each metric that evaluates coalitions; return ``{metric: result}``."""
+    """Test whether the model ``[P]`` is better than a constant prediction, once for each metric that evaluates
+    coalitions, by the performance measure of this metric. Return ``{metric's name: result}``, empty without them."""
     found: dict[str, LearningResult] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}

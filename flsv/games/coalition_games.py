@@ -176,9 +176,15 @@ class CoalitionGames:
         return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Compute the products of the current round's updates with the gradient of the validation loss ``loss`` at the
-        round's global model. With ``order=2``, also compute the products with the Hessian; the loss is then always the
-        cross-entropy. The products are computed once per round.
+        """Compute the products of the current round's updates d_i with the gradient g and the Hessian H of a validation
+        loss at the round's global model, once per round.
+
+        Args:
+            order: 1: only the products with the gradient; 2: also those with the Hessian.
+            loss: the validation loss; with ``order=2`` it is always the cross-entropy.
+
+        Returns:
+            For the round's k clients g . d_i, float64 ``[k]``, and d_i^T H d_j, ``[k, k]`` (None with ``order=1``).
         """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)

@@ -340,8 +340,12 @@ class _Sums:
         self.metric = torch.zeros(models, dtype=torch.float64)
 
     def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models. ``support [M]`` is the number of samples of each class, or None;
-        ``measured`` says whether a metric was computed.
+        """Return the scores of all models.
+
+        Args:
+            support: ``[M]``, the number of samples of each class. None: the result has no ``"correct"`` and no
+                ``"loss"``.
+            measured: whether a metric was computed; only then the result has ``"metric"``.
         """
         values = {"metric": self.metric} if measured else {}
         if support is not None:

@@ -72,7 +72,8 @@ def linear_statistics(
 
 
 def _features(local: LocalData, x: Tensor, vector: Tensor | None, head: str | None, kinds: FeatureKind) -> list[Tensor]:
-    """Compute the features of m samples ``x``, of each kind in ``kinds``, float64 ``[m, d]`` on the CPU."""
+    """Compute the features of m samples ``x``: one tensor per kind in ``kinds`` (with ``"both"`` the model's features
+    first, then the inputs), each float64 ``[m, d]`` on the CPU, with a d of its own."""
     found = []
     if kinds != "inputs":
         assert vector is not None

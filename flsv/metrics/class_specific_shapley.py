@@ -25,16 +25,18 @@ class ClassSpecificShapley(ContributionMetric):
         \tilde\Gamma_{ij} = \cos(h_{ij}, h_{sj}), \qquad
         \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
 
-    where :math:`h_{ij}` is row *j* (weights and bias of class *j*) of client *i*'s classifier head, :math:`h_{sj}` the
-    same row of the aggregate's head, and :math:`\mu` the momentum. The metric costs one dot product per client and
-    class, without validation data or coalitions.
+    where :math:`h_{ij}` is row *j* of client *i*'s classifier head: with ``source="update"`` the change of the weights
+    and bias of class *j* in the round, with ``"weights"`` their values after training. :math:`h_{sj}` is the weighted
+    average of these rows over the round's clients, and :math:`\mu` the momentum. The metric costs one dot product per
+    client and class, without validation data or coalitions.
 
-    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
+    As input to ``update``: ``client_ids [k]``; ``client_heads [k, M, D]``, the rows :math:`h_{ij}`, where D counts the
+    weights of a class and, if the head has one, its bias; ``server_head [M, D]``, the rows :math:`h_{sj}`; and for
     ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
     client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client that
     does not take part in a round keeps its row; a client that never took part is NaN. ``per_client`` returns the mean
-    over classes, which is in [-1, 1] too; gamma of eq. 6, with which ShapFed weights its aggregation, is (1 + mean) /
-    2, see :func:`flsv.functional.participant_weights`.
+    over classes, which is in [-1, 1] too. ShapFed weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see
+    :func:`flsv.functional.participant_weights`.
 
     With two classes one row of the head's update is minus the other (the gradients of two logits sum to 0), so that
     both classes have the same value. The value then shows which clients oppose the majority, such as a client with
@@ -48,9 +50,9 @@ class ClassSpecificShapley(ContributionMetric):
     :class:`flsv.filters.SampleCap` bounds them.
 
     When not to use it:
-        For payment: it measures agreement with the majority, not usefulness. With two classes, whose values are the
-        same; without a linear classifier head; where clients differ in their numbers of samples, unless
-        ``weighting="samples"``.
+        For payment: the metric measures agreement with the majority, not usefulness. With two classes: both have the
+        same value. Without a linear classifier head: there are no rows to compare. Where clients have different numbers
+        of samples: a cosine ignores these, so use ``weighting="samples"``.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
@@ -153,8 +155,9 @@ class ClassSpecificShapley(ContributionMetric):
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            client_heads: ``[k, M, D]``, the clients' classifier heads: a row of D weights for each of M classes.
-            server_head: ``[M, D]``, the aggregate's classifier head.
+            client_heads: ``[k, M, D]``, the change, or with ``source="weights"`` the values, of the clients' classifier
+                heads: for each of M classes a row of D entries, weights and bias.
+            server_head: ``[M, D]``, the same of the aggregate.
             num_samples: ``[k]``, the clients' numbers of samples, needed for ``weighting="samples"``.
 
         Raises:

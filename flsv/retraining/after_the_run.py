@@ -1,6 +1,6 @@
 """AfterTheRun: trains coalitions when a run has ended, and completes the values of the metrics that wait for them.
 
-It also trains by a fit one of the coalitions that were rows of one batched model, which proves the others.
+If the coalitions were rows of one batched model, one of them is trained again by a fit, to check the rows.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class EndedRun:
         seed: the run's seed.
         folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
         settings: the settings that these utilities depend on.
-        resumed: whether utilities that are in the folder already belong to this run.
-        model: ``[P]``, the run's model after its last round.
+        resumed: whether the run was resumed, so that utilities that are already in the folder belong to it.
+        model: ``[P]``, the global model after the last round.
         last: the index of that round.
-        delivered: ``[P]``, the model that the run delivers.
+        delivered: ``[P]``, the model in the module after training, which callbacks may have changed.
     """
 
     trainer: L.Trainer
@@ -65,26 +65,27 @@ class EndedRun:
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return the performances by which models are measured for some metrics, by the performances' names.
+    """Return ``{name: performance measure}`` of all measures by which coalitions' models are scored for ``metrics``.
 
-    For a classifier these are all performances of its outputs, since ``flsv retrain`` shows shares by each of them."""
+    If one of them is a measure of a classifier's outputs, such as accuracy, all such measures are included, since
+    ``flsv retrain`` shows shares by each of them."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
     return measures | classes
 
 
 def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rounding) -> str | None:
-    """Train a coalition that is a row by a fit too, and compare the two models.
+    """Train a coalition by a fit, and compare its model with the one that was trained as a row of a batched model.
 
     Args:
-        forks: the fits of coalitions.
+        forks: the object that trains the coalition, by a fork.
         order: the coalition, and the round after which the models are compared.
-        row: ``[P]``, the row's model after this round.
+        row: ``[P]``, the model that was trained as a row, after this round.
         rounding: the tolerances of the run's arithmetic.
 
     Returns:
-        The reason why the row is wrong; None: it is right or, as a warning says, the fit was killed, which tells
-        nothing of the row.
+        The reason why the row is wrong. None if the models are equal up to rounding, or if the fit was killed from
+        outside; then a warning says that nothing was compared.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])
@@ -104,12 +105,12 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rou
 
 
 class AfterTheRun:
-    """The training of coalitions after a run, each by a fit of its own, for the metrics that wait for it.
+    """Training of coalitions after a run, each by a fit of its own, for metrics whose values need their models.
 
     Args:
-        metrics: the metrics that wait, by name, of which at least one has a round to value.
+        metrics: ``{name: metric}`` of the metrics that lack values; at least one lacks those of a round.
         masks: bool ``[K, n]``, the members of the coalitions, the empty and the full coalition first.
-        beginning: the fit's beginning, from which coalitions are trained.
+        beginning: the state of the run's fit before its first round, from which the coalitions' fits start.
         initial: the module's ``state_dict`` before the first round.
     """
 
@@ -127,8 +128,8 @@ class AfterTheRun:
         """Train the coalitions, and complete the metrics' values.
 
         Returns:
-            ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
-            warning reports.
+            ``{round: {metric: values}}``, the metrics' values after each round. If a training has failed, an empty
+            dictionary, with a warning.
         """
         measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
         path = None if run.folder is None else run.folder / COALITIONS
@@ -152,11 +153,11 @@ class AfterTheRun:
     def _complete(
         self, rows: Sequence[Sequence[Row]], names: Sequence[str], everybody: FitResult, last: int
     ) -> dict[int, dict[str, Tensor]]:
-        """Complete the metrics' values from the coalitions' utilities.
+        """Give the metrics the coalitions' utilities; return ``{round: {metric: values}}``.
 
         Args:
-            rows: each coalition's utilities after the rounds, without the empty and the full coalition.
-            names: the names of the performances in a row.
+            rows: for each coalition but the empty and the full one, its utilities after each round.
+            names: the names of the performance measures, in the order of the utilities of a round.
             everybody: the result of the coalition of all clients.
             last: the index of the run's last round.
         """
@@ -176,7 +177,7 @@ class AfterTheRun:
         return found
 
     def _remedy(self, error: ConfigurationError) -> str:
-        """Return what to do where coalitions would not be trained as the run was, for a message."""
+        """Return the end of the message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
             return " flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
@@ -192,7 +193,7 @@ class AfterTheRun:
 
 
 class _Says:
-    """Function that logs lines about the progress, with pauses between them."""
+    """Callable that logs a line about the progress, unless it has logged one within the last :data:`PAUSE` seconds."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()

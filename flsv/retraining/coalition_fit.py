@@ -1,8 +1,8 @@
 """One coalition's fit: the changes that make a federation's fit the fit of a coalition, and the fit's result.
 
 Copies of a Trainer (:mod:`flsv.retraining.copied_fits`) and forks of a fit (:mod:`flsv.retraining.forked_fits`) are
-changed in the same way: only the coalition's members take part, nothing is shown, no file is written, and callbacks
-that only watch a run or end it are left out.
+changed in the same way: only the coalition's members take part, nothing is shown, no checkpoint or log is written, and
+callbacks that only watch a run or end it are left out.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class FitOrder:
     Args:
         members: the coalition's clients.
         seed: the seed of every random choice.
-        rounds: the indices of the rounds after which the model is measured, ascending; the fit ends with the last.
-        initial: the module's ``state_dict`` before the first round; None: its own weights.
-        nudged: whether the fit starts from nudged weights, see :meth:`flsv._lightning.rounding.Rounding.nudged`.
+        rounds: the indices of the rounds after which the model is scored, ascending; the fit ends with the last.
+        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights.
+        nudged: whether the weights are then nudged, see :meth:`flsv._lightning.rounding.Rounding.nudged`.
     """
 
     members: Members
@@ -59,13 +59,13 @@ class FitResult:
     """Result of a coalition's fit.
 
     Args:
-        curves: the utilities after the rounds, by the performance's name.
-        before: the utilities before the first round, likewise.
+        curves: ``{performance: utilities}`` after each of the order's r rounds, ``[r]``, or by class ``[r, M]``.
+        before: ``{performance: utility}`` before the first round, one number or ``[M]``.
         start: ``[P]``, the model before the first round.
         last: ``[P]``, the global model after the last round.
-        delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
-            weights.
-        rounding: the tolerances of the arithmetic in which it was trained.
+        delivered: ``[P]``, the model in the module when training has ended. It differs from ``last`` if, for example, a
+            callback averages weights.
+        rounding: the tolerances for comparing this fit's models with those of another training of the same coalition.
     """
 
     curves: dict[str, Tensor]
@@ -76,7 +76,12 @@ class FitResult:
     rounding: Rounding
 
     def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
-        """Return what a store of these rounds needs, with or without models."""
+        """Convert this result to the form in which it is stored.
+
+        Args:
+            rounds: the indices of the rounds to which the entries of :attr:`curves` belong.
+            models: whether the form contains the delivered model and the one before training.
+        """
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]
         model = torch.stack([self.delivered, self.start]) if models else None
@@ -87,7 +92,7 @@ class CoalitionFits(Protocol):
     """Protocol of objects that train coalitions, each by a fit of its own."""
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result, or an error, in any order."""
+        """Train the coalitions of ``orders``, and yield each order with its result, or with its error, in any order."""
 
 
 class Nowhere(DummyLogger):
@@ -101,8 +106,8 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Make a coalition's loop: its clients take part as the coalition's sampler draws them, and nothing is shown or
-    written.
+    """Return a copy of the federation's loop for one coalition: it draws clients by the coalition's sampler, keeps only
+    the metrics that a strategy reads, and shows and writes nothing.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
@@ -120,8 +125,8 @@ class CoalitionScoring(GlobalModelScoring):
 
     Args:
         data: the federation's data module.
-        measures: the performances of models, by name.
-        order: what the fit is to do.
+        measures: ``{name: performance measure}``.
+        order: the coalition's order, with the rounds and the initial weights.
     """
 
     def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
@@ -144,7 +149,8 @@ class CoalitionScoring(GlobalModelScoring):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Store the model that the fit delivers, and score it if it is not the last round's global model."""
+        """Store the module's weights after training; if they differ from the last round's global model, score them, and
+        replace the last round's scores."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
@@ -152,7 +158,7 @@ class CoalitionScoring(GlobalModelScoring):
             self._score(module, self.last)
 
     def result(self) -> FitResult:
-        """Return the scores and the models.
+        """Return the fit's result, after the end of training.
 
         Raises:
             RuntimeError: nothing was trained.
@@ -180,16 +186,18 @@ def into_a_coalitions_fit(
     folder: str,
     end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
-    """Change a federation's Trainer into one that trains a coalition and writes no files, and return the callback that
-    scores the coalition's models.
+    """Change a federation's Trainer in place into one that trains a coalition and writes no checkpoints or logs.
 
     Args:
         trainer: the Trainer, before its fit has changed anything.
         data: the federation's data module.
-        measures: the performances of models, by name.
-        order: what the fit is to do.
+        measures: ``{name: performance measure}``.
+        order: the coalition's order.
         folder: a folder into which callbacks may write.
         end: a function that is called when training has ended, after all hooks.
+
+    Returns:
+        The callback that scores the coalition's models, and has the fit's result after training.
     """
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)

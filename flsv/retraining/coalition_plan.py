@@ -44,15 +44,15 @@ from flsv.utilities.supervisor import ChildFailed, supervise
 
 
 class CoalitionPlan:
-    """The training of the coalitions that a loop's metrics need: during the run as rows of one batched model, or after
-    the run by separate fits.
+    """Plan of a loop for training the coalitions that its metrics need: during the run as rows of one batched model, or
+    after the run by separate fits.
 
     Args:
         metrics: the metrics that need trained coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
 
     Attributes:
-        why: the reason why coalitions are trained after the run; None: they are trained during the run, or this is not
-            decided yet.
+        why: the reason why coalitions are trained after the run. None if they are trained during the run, or if this is
+            not decided yet.
 
     Raises:
         ConfigurationError: the metrics need different coalitions.
@@ -117,11 +117,12 @@ class CoalitionPlan:
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Keep the fit's beginning, before the fit changes anything, for fits of coalitions after it: by a fork of this
-        process or, where that cannot be, by copies of the Trainer and the module.
+        """Keep the state before the fit, from which coalitions can be trained after it: by a fork of this process or,
+        if that is impossible, by copies of the Trainer and the module.
 
         Returns:
-            Whether this process is a coalition's fork, in which the Trainer has been changed into the coalition's.
+            False in the run's own process. True in a process that was forked later to train a coalition, and whose
+            Trainer has become the coalition's.
         """
         if self._kept or not self._metrics:
             return False
@@ -143,7 +144,8 @@ class CoalitionPlan:
             limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
         Returns:
-            The configuration to train with: if coalitions are trained during the run, with another client algorithm.
+            The configuration to train with: ``config``, or a copy with a client algorithm that also trains the
+            coalitions' models.
 
         Raises:
             ConfigurationError: the federation allows neither way of training coalitions.
@@ -171,7 +173,7 @@ class CoalitionPlan:
     ) -> FederationConfig:
         """Return the configuration with which coalitions are trained during the run.
 
-        If they could be trained after the run instead, errors of rows are watched for, and change the decision.
+        If they can be trained after the run, too, an error of the rows during the run changes the decision to that.
         """
         give_up, prove = None, None
         if not callable(config.engine) and ranks_of(trainer).size == 1 and self._kept:
@@ -208,8 +210,8 @@ class CoalitionPlan:
             )
 
     def _why_not_rows(self, trainer: L.Trainer, config: FederationConfig) -> str | None:
-        """Return the reason why coalitions cannot be trained as rows; None: a trial, if possible in a fork, shows that
-        they can."""
+        """Try on a few batches, if possible in a fork, whether coalitions can be trained as rows. Return the reason why
+        not, or None if they can."""
         trial = partial(not_as_rows, trainer, config, self._coalitions, self._kept.forks is not None)
         if callable(config.engine) or why_not_by_forks(trainer) is not None:
             return trial()
@@ -235,20 +237,20 @@ class CoalitionPlan:
     def _prove(
         self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
     ) -> str | None:
-        """Train one of the coalitions again by a fit of its own, and compare its model with that of its row.
+        """Train one coalition, drawn at random, again by a fit, and compare its model with the one trained as a row.
 
-        The coalition is drawn at random.
+        This is done once, after the run's last round.
 
         Args:
             trainer: the fit's trainer.
-            ended: whether the run has ended; if not, nothing is done before the round that is known to be the last.
+            ended: whether the run has ended; if not, the round is the last one if its index says so.
             index: the index of the round that has ended.
             seed: the run's seed.
             members: bool ``[m, n]``, the members of the coalitions.
             rows: ``[m, P]``, their models after the round.
 
         Returns:
-            The reason why the rows are wrong; None: they are right, or the run goes on.
+            The reason why the rows are wrong; None if the two models are equal, or if nothing was compared.
         """
         forks, last = self._kept.forks, ended or index + 1 == trainer.max_epochs
         if forks is None or self._proved or not last or not len(rows):
@@ -271,8 +273,8 @@ class CoalitionPlan:
             config: the federation's configuration.
             give_up: a function that is called with the reason if rows turn out to differ from separate runs; None: an
                 error is raised.
-            prove: a function that is called after each round and returns the reason why rows are wrong; None: nobody
-                asks.
+            prove: a function that compares rows with a separate run, see
+                :class:`flsv.retraining.shadow.ShadowTraining`; None: they are not compared.
         """
         if not self._metrics:
             return config
@@ -290,12 +292,12 @@ class CoalitionPlan:
         return coalition_masks(which, num_clients)
 
     def _how(self, num_clients: int) -> HowTrained:
-        """Return the way in which coalitions are trained, for the log."""
+        """Return the object that describes in the log how coalitions are trained."""
         names, own = ", ".join(self._metrics), self._drawn is not None
         return HowTrained(names, self.masks(num_clients), self._cohort, self.why, own, self._kept.no_fork)
 
     def told(self, num_clients: int) -> list[str]:
-        """Return the lines at the end of a run about the coalitions that were trained, or are still to be trained."""
+        """Return the closing lines of a run: which metrics still wait for coalitions, else how these were trained."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -304,9 +306,10 @@ class CoalitionPlan:
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Make the strategy that provides coalitions' models during the run, beside a client algorithm.
+        """Make the strategy that provides coalitions' models to the metrics, in addition to the client algorithm.
 
-        It provides the models of the empty and the full coalition, and with a sampler it trains the others.
+        It provides the models of the empty and the full coalition. If the run draws clients in each round, it also
+        trains and provides the others'.
 
         Args:
             space: the map between the module and its vectors ``[P]``.
@@ -314,7 +317,8 @@ class CoalitionPlan:
             num_clients: the federation's number of clients.
 
         Returns:
-            The strategy in a list; an empty list if a client algorithm trains all coalitions.
+            A list with the strategy; an empty list if the client algorithm provides all coalitions' models, or no
+            metric needs them.
         """
         if self._initial is None:
             return []
@@ -351,12 +355,12 @@ class CoalitionPlan:
         return AfterTheRun(waiting, self.masks(run.data.num_clients), self._kept, self._initial).train(run)
 
     def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
-        """Explain at the end of a run why values from rows must be computed again by fits; None: they are right.
+        """Return the reason, found at the end of a run, why values from rows must be computed again by fits, or None.
 
         Args:
             trainer: the fit's trainer, after training.
             index: the index of the run's last round.
-            changed: whether the fit delivers another model than that of its last round.
+            changed: whether a hook has changed the model after the last round.
         """
         if self._rows is None or not self._kept:
             return None

@@ -1,4 +1,4 @@
-"""Checks that a federation's coalitions can be trained, in either way, with advice where they cannot."""
+"""Checks that a federation's coalitions can be trained, during or after a run; their errors say what to change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def check_settings(config: FederationConfig) -> None:
-    """Check that coalitions of a federation can be trained in one of the ways.
+    """Check that coalitions of a federation can be trained during or after the run.
 
     Args:
         config: the federation's configuration.
 
     Raises:
-        ConfigurationError: they cannot.
+        ConfigurationError: they can be trained neither during nor after the run.
     """
     if why := _refused(config):
         raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}.")
@@ -40,7 +40,7 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
         module: the module.
 
     Raises:
-        ConfigurationError: a part stays there.
+        ConfigurationError: a trained part is not shared.
     """
     if kept := sharing(config.share, module, config.head).kept:
         raise ConfigurationError(
@@ -50,7 +50,7 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
-    """Return the mean number of clients that a sampler draws for a round, if it can draw among coalitions' members.
+    """Return the mean number of clients that a sampler draws for a round; check that it can draw among coalitions.
 
     Args:
         sampler: the federation's sampler.
@@ -58,7 +58,7 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
         num_clients: n.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: the sampler cannot draw among the members of a coalition.
     """
     try:
         samplers_among(sampler, masks(num_clients))
@@ -70,7 +70,7 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
 
 
 def _refused(config: FederationConfig) -> str | None:
-    """Explain why coalitions of a federation cannot be trained in either way, and what to do; None: they can."""
+    """Return why coalitions can be trained neither during nor after the run, and what to do; None if they can."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if any(isinstance(each, GaussianPrivacy) for each in config.uploads):

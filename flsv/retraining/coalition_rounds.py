@@ -3,8 +3,8 @@
 A client has the same batches in every coalition, since batches depend on the seed, the round and the client only. So
 the models of all coalitions that have drawn a client are trained on its batches at once, as rows of one batched model
 (:mod:`flsv.training.rows.kernel`). Each coalition draws its own cohorts among its members
-(:meth:`flsv.sampling.ClientSampler.among`): a row rests where the coalition has not drawn the client. The coalitions'
-servers are in :mod:`flsv.retraining.coalition_servers`.
+(:meth:`flsv.sampling.ClientSampler.among`); the models of coalitions that have not drawn the client stay as they are.
+The coalitions' servers are in :mod:`flsv.retraining.coalition_servers`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 BYTES, LEAST = 2**30, 8
 #: Number of copies of each model in memory: before the round, in training, after the round, gradient, optimizer state.
 COPIES = 6
-#: A client's id, its rows, the models that it sends, its number of steps, and the models' losses.
+#: A client's training in a round, see :meth:`CoalitionRounds._train_clients`.
 Training = tuple[int, Tensor, Tensor, int, Tensor]
 
 
 def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampler:
-    """Return the sampler of which each coalition gets its own, see :meth:`flsv.sampling.ClientSampler.among`.
+    """Return the sampler from which each coalition's own sampler is made by :meth:`flsv.sampling.ClientSampler.among`.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
@@ -55,8 +55,7 @@ def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampl
 
 
 def samplers_among(sampler: ClientSampler, masks: Tensor) -> list[ClientSampler | None]:
-    """Return the sampler of each coalition, see :meth:`flsv.sampling.ClientSampler.among`; None: the coalition is
-    empty.
+    """Return K samplers, each of which draws among a coalition's members; None in the place of the empty coalition.
 
     Args:
         sampler: the sampler of the whole federation.
@@ -185,7 +184,8 @@ class CoalitionRounds:
             models: the models of all coalitions, at the start of the round.
 
         Yields:
-            A client's id, its rows in ``models``, the models that it sends, its number of steps, and the losses.
+            For each client its id; the int64 rows in ``models`` of the r coalitions that have drawn it; the models
+            ``[r, P]`` that it sends; the number of steps; and the mean training losses ``[r]``.
         """
         trainer, config, module = self._trainer, self._config, self._trainer.lightning_module
         loader = CohortLoader(
@@ -240,10 +240,10 @@ class CoalitionRounds:
             self._slots.begin_batch(self._steps, self._batches)
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
-        """Yield a client's batches as ``training_step`` gets them; seed the random numbers after the first batch.
+        """Yield a client's batches as ``training_step`` gets them; seed the global generators after the first batch.
 
-        The random numbers of the later batches and of the steps are then the same as in a federation of one
-        coalition."""
+        A federation of one coalition seeds them at the same point, so that later batches and all steps draw the same
+        random numbers."""
         first = self._given(next(batches))
         seed_global_rngs(self._seed, "train", round_index, client)
         yield first
@@ -251,8 +251,10 @@ class CoalitionRounds:
             yield self._given(batch)
 
     def _given(self, batch: Any) -> Any:
-        """Return a batch as ``training_step`` gets it; after a first batch that needs no change, batches are returned
-        as they are."""
+        """Convert a batch's precision and move it to the device, as before ``training_step``.
+
+        If that changes no tensor of a batch and no transfer hook is overridden, later batches are returned unchanged.
+        """
         if self._left:
             return batch
         given = as_given(self._trainer, batch)

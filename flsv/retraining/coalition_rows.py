@@ -20,16 +20,17 @@ COMPARED = 4
 
 
 class CoalitionRows:
-    """The models of all coalitions that a client is in, trained together, as rows of one batched model, while the
-    Trainer trains the client's own model.
+    """Training of the models of all coalitions that a client is in, as rows of one batched model, while the Trainer
+    trains the client's own model.
 
-    The result is compared with the client's own model if all coalitions start from that model, as in the first round;
-    in one of four other rounds, drawn at random, one more row starts from that model and is compared. In a coarse
-    arithmetic another row starts from a model that rounding has changed, and measures how far that leads.
+    In the first round all coalitions start from the client's own start model, so a trained row is compared with the
+    client's own trained model. In one of four later rounds, drawn at random, an additional row starts from the client's
+    start model for this comparison. In low precision (:class:`flsv._lightning.rounding.Rounding`) a further row starts
+    from a slightly changed start model, to measure how much training amplifies rounding.
 
     Args:
         context: the client's training.
-        rows: ``[m, P]``, the models of the m coalitions at the start.
+        rows: ``[m, P]``, the models of the m coalitions before training.
         algorithm: the client algorithm, which must be entrywise; None: there is none.
 
     Raises:
@@ -82,7 +83,8 @@ class CoalitionRows:
         self._kernel.take(total if window == 1 else {name: each / window for name, each in total.items()})
 
     def _begin(self, trainer: Any) -> None:
-        """Stack the models to train, and make their optimizer; called once the client's gradients are known."""
+        """Stack the models to train, and make their optimizer; called when the client's first gradients are known, as
+        parameters without a gradient are not trained."""
         context, module, rows = self._context, self._context.module, self._rows
         if self._alike:
             rows = rows[:1]
@@ -104,7 +106,7 @@ class CoalitionRows:
         """Return the coalitions' trained models ``[m, P]``.
 
         Raises:
-            NotBatched: a row is compared with the client's own model, and differs.
+            NotBatched: a row that is compared with the client's own model differs from it.
         """
         if not self._states:
             return self._rows
@@ -120,8 +122,8 @@ class CoalitionRows:
         """Raise NotBatched if a trained row ``[P]`` differs from the client's own model by more than rounding.
 
         Args:
-            row: the row that began at the client's own model.
-            nudged: if the arithmetic is coarse: the row that began at the nudged model.
+            row: the trained row that started from the client's start model.
+            nudged: in low precision the trained row that started from the nudged start model; else ignored.
         """
         context: Any = self._context
         apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
@@ -138,11 +140,11 @@ class CoalitionRows:
 
 
 def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> NotBatched:
-    """Return the error that coalitions' models trained as rows would differ from models that coalitions train alone.
+    """Return an error that says why models trained as rows would differ from those of separate runs of the coalitions.
 
     Args:
-        reason: the reason, for the message.
-        remedy: the advice to the user, for the message.
+        reason: the reason, which is also the error's attribute ``reason``.
+        remedy: the advice with which the message ends.
     """
     error = NotBatched(f"ShadowShapley: {reason}. {remedy}.")
     error.reason = reason
@@ -151,11 +153,11 @@ def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> 
 
 @contextmanager
 def _drawing(states: Any, device: torch.device) -> Iterator[None]:
-    """Set the random state within this context to the state before the client's own step on a batch.
+    """Set torch's random state to ``states`` within this context, then restore the present state.
 
     Args:
-        states: the random state, which :meth:`CoalitionRows.begin_batch` has stored.
-        device: the device whose generator is set too.
+        states: the random state that :meth:`CoalitionRows.begin_batch` has stored with a batch.
+        device: the device whose generator is set, beside the CPU's.
     """
     now = torch_rngs(device)
     restore_torch_rngs(states, device)

@@ -2,8 +2,8 @@
 
 The coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or during it
 (:mod:`flsv.retraining.shadow`, :mod:`flsv.retraining.drawn_coalitions`). For FedAvg each next model is a weighted sum,
-to which the clients' models are added one by one. For any other aggregator each coalition has a copy of the aggregator,
-and of the metric that it reads.
+to which the clients' models are added one by one. For any other aggregator each coalition has a copy of the aggregator
+and, if it uses a metric's values, of this metric.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def servers_of(
     saved: Mapping[int, Any] | None = None,
     samplers: Sequence[ClientSampler | None] | None = None,
 ) -> Averages | Servers:
-    """Make the servers of K coalitions: one object for all with plain FedAvg, otherwise one server per coalition.
+    """Make the servers of K coalitions: for plain FedAvg :class:`Averages`, otherwise one :class:`OneServer` for each.
 
     Args:
         federation: the properties of the whole federation.
@@ -59,18 +59,18 @@ def servers_of(
 
 
 def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return the metric that the aggregator reads, as ``{name: metric}``; empty: the aggregator reads no metric."""
+    """Return ``{name: metric}`` of the metric whose values the aggregator uses, empty if it uses none."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
 def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
-    """Explain why coalitions' models cannot be trained as rows of one batched model; None: the configuration allows it.
+    """Return why coalitions' models cannot be trained as rows of one batched model; None if they can.
 
     Args:
         config: the federation's configuration.
         algorithm: the client algorithm; None: there is none.
-        losses: whether the clients' training losses in each coalition are known.
+        losses: whether coalitions' servers get the clients' training losses, which some metrics need.
     """
     aggregator = config.aggregator
     if config.personalizer is not None:

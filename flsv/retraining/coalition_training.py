@@ -58,9 +58,9 @@ class GlobalModelScoring(L.Callback):
 
     Args:
         data: the federation's data, with a validation set for the server.
-        measures: performance measures of models, see :class:`flsv.retraining.RetrainedUtility`.
-        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights, and they are
-            recorded.
+        measures: performance measures of models, as ``metric`` of :class:`flsv.retraining.RetrainedUtility`.
+        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights, which are stored
+            in the attribute ``initial``.
         rounds: indices (from 0, ascending) of the rounds after which the model is scored; training ends with the last
             of them. None: the model is scored once, after training.
 
@@ -133,15 +133,15 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
 ) -> VectorEvaluator:
-    """Make the evaluator of models ``[K, P]`` on the server's validation set or, for a measure that clients judge, on
-    the clients' held-out samples.
+    """Make an evaluator that scores models ``[K, P]`` by ``measure``: on the server's validation set or, if the measure
+    says that clients judge models, on the clients' held-out samples.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
         data: the federation's data, with a validation set for the server.
-        measure: the performance measure, as in :class:`flsv.retraining.RetrainedUtility`.
-        seed: the run's seed, of the random numbers that a validation draws.
+        measure: the performance measure, as ``metric`` of :class:`flsv.retraining.RetrainedUtility`.
+        seed: the run's seed, from which the random numbers of a validation are derived.
     """
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it

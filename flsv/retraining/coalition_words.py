@@ -1,4 +1,4 @@
-"""Texts of a run on the way in which its coalitions are trained, and on the cost."""
+"""Texts for a run's log on how its coalitions are trained, and at what cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flsv.metrics.coalitions.designs import fits_of
 
 @dataclass(frozen=True)
 class HowTrained:
-    """The way in which coalitions are trained, for the log and for a run's closing lines.
+    """Description of how coalitions are trained, for the log and for a run's closing lines.
 
     Args:
         names: the names of the metrics that need the coalitions.

@@ -1,7 +1,7 @@
 """CopiedFits: trains coalitions by copies of a Trainer and its module, where the fit cannot be forked.
 
-A copy cannot follow everything that a module or a callback refers to; :mod:`flsv.retraining.proof` tells whether it was
-right.
+A copy may still refer to objects of the original, such as a global list. :mod:`flsv.retraining.proof` finds out whether
+that has changed the result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Spare:
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
     def made(self) -> tuple[L.Trainer, L.LightningModule]:
-        """Return further copies of the Trainer and the module, for one fit."""
+        """Copy the stored Trainer and module once more, for one fit, and return the two copies."""
         module = copy_module(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
         same = {id(each): each for each in (data, *self._trainer.loggers)}
@@ -70,8 +70,8 @@ class Spare:
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
-    """Return the layers, parameters and buffers of a module's copy by the ``id`` of their originals, to which callbacks
-    may refer."""
+    """Return ``{id of original: copy}`` for all layers, parameters and buffers of a module, by which copied callbacks
+    refer to the copied module."""
     pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
     return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
 
@@ -81,9 +81,9 @@ class CopiedFits:
 
     Args:
         spare: the copies of the Trainer and the module before the fit.
-        module: the run's module, which keeps its parameters and buffers although a copy may refer to them.
+        module: the run's module. Its parameters and buffers are restored after each fit, since a copy may change them.
         data: the federation's data module.
-        measures: the performances of models, by name.
+        measures: ``{name: performance measure}`` by which models are scored.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CopiedFits:
         self._spare, self._module, self._data, self._measures = spare, module, data, measures
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result, or an error."""
+        """Train the coalitions of ``orders``, and yield each order with its result, or with its error."""
         for order in orders:
             yield order, _answer_or_failure(partial(self._train, order))
 
@@ -112,12 +112,14 @@ class CopiedFits:
 def in_this_process(
     data: FederatedDataModule, module: nn.Module | None, tasks: Iterable[tuple[Any, Callable[[], Any]]], *_: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Run tasks in this process, one after the other, as :func:`flsv.utilities.supervisor.supervise` does in others.
+    """Run tasks in this process, one after the other, and yield each task's name and answer, or its error as
+    :class:`flsv.utilities.supervisor.ChildFailed`: in place of :func:`flsv.utilities.supervisor.supervise`.
 
     Args:
         data: the data module on which the tasks fit.
-        module: the module, which keeps its parameters and buffers; None: each task makes one.
-        tasks: the tasks by name.
+        module: the module whose parameters and buffers are restored after each task; None: each task makes its module.
+        tasks: pairs of a name and a function.
+        _: further arguments of ``supervise``, which have no effect.
     """
     for name, task in tasks:
         with as_it_was(data, module):
@@ -134,8 +136,8 @@ def _answer_or_failure(task: Callable[[], Any]) -> Any:
 
 @contextmanager
 def as_it_was(data: FederatedDataModule, module: nn.Module | None) -> Iterator[None]:
-    """Silence logs and warnings within this context, in which another Trainer fits on a fit's data; then restore the
-    data module's trainer, the module's parameters and buffers, and the random state."""
+    """Silence logs and warnings within this context, in which another Trainer may fit on ``data``; then restore
+    ``data.trainer``, the module's parameters and buffers, and the random state."""
     logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
     level = logger.level
     tensors: Iterable[Tensor] = () if module is None else (*module.parameters(), *module.buffers())

@@ -1,9 +1,9 @@
 """DrawnCoalitions: trains the models of coalitions beside a run whose sampler draws some clients in each round.
 
-What a person means by "without client i" is the same protocol among the others: each coalition draws its own cohorts
-among its members, as many clients as the run draws. A coalition thus trains clients that the run has not drawn, and
-these models cannot be trained within the clients' visits, as :mod:`flsv.retraining.shadow` does: they are trained at
-the end of each round, where the clients' data are, and the run trains as without them.
+"Without client i" means the same protocol among the other clients: each coalition draws its own cohorts among its
+members, as many clients as the run draws. A coalition thus trains clients that the run has not drawn, so its models
+cannot be trained together with the clients' own, as in :mod:`flsv.retraining.shadow`. They are trained at the end of
+each round, in the process that has the clients' data, and the run itself trains as without them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from flsv.utilities.seeding import isolated_rngs
 class DrawnCoalitions(Strategy):
     """Strategy that trains the models of coalitions at the end of each round, each with cohorts of its own.
 
-    Two further rows show that this is right: the coalition of all clients draws the run's own cohorts, so that its
-    model must be the global model after every round, up to rounding, which a second row from a start that differs by a
-    millionth measures.
+    The coalition of all clients is trained as well, as a check: it draws the run's own cohorts, so that after every
+    round its model must be the global model up to rounding. It is trained a second time from slightly changed initial
+    weights, to measure how much training amplifies rounding.
 
     Args:
         trainer: the fit's trainer, with its optimizers set up.
@@ -89,13 +89,14 @@ class DrawnCoalitions(Strategy):
         return {}
 
     def _scheduled(self) -> list[dict[str, Any]]:
-        """Return those options of the optimizer's groups that schedulers change, such as the learning rate."""
+        """Return the optimizer's present options that schedulers change, such as the learning rate, one dictionary per
+        parameter group."""
         groups = self._trainer.optimizers[0].param_groups
         return [{name: value for name, value in group.items() if name in SCHEDULED} for group in groups]
 
     @contextmanager
     def _as_in_the_round(self) -> Iterator[None]:
-        """Give the optimizer's groups the options that they had when the round began."""
+        """Give the optimizer's groups, within this context, the options that they had when the round began."""
         groups, now = self._trainer.optimizers[0].param_groups, self._scheduled()
         for group, options in zip(groups, self._options):
             group.update(options)

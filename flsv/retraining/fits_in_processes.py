@@ -1,9 +1,9 @@
 """FitsInProcesses: trains coalitions in child processes, of which each does one piece of work.
 
-A process of its own is the copy of a federation that cannot be wrong: whatever a module, a callback or a data set
-refers to, each fit has its own. The coalition of all clients, trained in the same way, must come to the run's own
-weights where these are known (:mod:`flsv.retraining.proof`). Where coalitions are rows of one batched model, the
-coalition of all and another one, drawn at random, are trained by fits as well, and must come to the same models.
+Since each fit has a process of its own, no fit can change what the module, a callback or a data set of another fit
+refers to. The coalition of all clients, trained in the same way, must come to the run's own weights where these are
+known (:mod:`flsv.retraining.proof`). Where coalitions are rows of one batched model, the coalition of all and another
+one, drawn at random, are trained by fits as well, and must come to the same models.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from flsv.utilities.supervisor import ChildFailed, supervise
 
 @dataclass(frozen=True)
 class Piece:
-    """Piece of work for a child process: one coalition's fit, or the training of many coalitions as rows.
+    """Task of a child process: either to train one coalition by a fit, or many as rows of one batched model.
 
     Args:
         seed: the seed of the trainings.
-        coalitions: the coalition to train by a fit, or all coalitions to train as rows of one batched model.
-        rows: whether they are trained as rows.
-        models: the coalitions whose models are returned.
-        nudged: whether the fit starts from nudged weights.
+        coalitions: the coalitions to train, exactly one without ``rows``.
+        rows: whether to train the coalitions as rows of one batched model rather than one by a fit.
+        models: those of ``coalitions`` whose models the answer contains, beside the utilities of all.
+        nudged: whether a fit starts from slightly changed weights, to measure the effect of rounding.
     """
 
     seed: int
@@ -66,8 +66,8 @@ class Rows:
     Args:
         utilities: ``[K]`` or ``[K, C]``, the coalitions' utilities.
         checked: ``[3, P]``, see :attr:`flsv.retraining.side_by_side.CoalitionTraining.checked`.
-        models: ``{members: model [P]}`` of the coalitions that were asked for.
-        rounding: the tolerances of the arithmetic in which they were trained.
+        models: ``{members: model [P]}`` of the coalitions in :attr:`Piece.models`.
+        rounding: the tolerances for comparing these models with those of fits.
     """
 
     utilities: Tensor
@@ -100,17 +100,19 @@ def work_on(
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
 ) -> Fit | Rows | ConfigurationError:
-    """Do a piece of work in this process, which changes the trainer, the module and the data.
+    """Train the coalitions of a piece of work in this process.
 
     Args:
-        piece: the work.
-        federation: the federation, whose loop is replaced by a coalition's.
+        piece: the piece of work.
+        federation: the federation, whose trainer, module and data are changed by the training.
         folder: a folder into which callbacks may write.
-        checkpoint: the run's last checkpoint, whose weights are returned beside a fit's models; None: there is none.
+        checkpoint: the run's last checkpoint. If a fit returns its models, the checkpoint's weights follow as a third
+            row of :attr:`flsv.retraining.train_fits.Fit.model`. None: there is no checkpoint to compare with.
         participation: whether each coalition draws its own cohorts as the federation does, or all its members train.
 
     Returns:
-        What was trained, or the error that refuses the work.
+        :class:`Rows` if ``piece.rows``, else the :class:`flsv.retraining.train_fits.Fit` of the coalition; or, without
+        raising it, the error by which training was refused.
     """
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
@@ -161,13 +163,14 @@ class FitsInProcesses:
     """Trainings in child processes, see :class:`flsv.retraining.train_coalitions.Trainings`.
 
     Args:
-        task: a function that makes the task in which a child process does a piece of work.
+        task: a function that turns a :class:`Piece` into a task for a child process, whose answer is the result of
+            :func:`work_on`.
         num_clients: n, the number of clients.
         jobs: the number of processes that run at once.
         limit_s: the seconds after which a process is ended; None: there is no limit.
-        proved_by: the seed with which the coalition of all clients must come to the run's weights, which the task
-            returns beside its models; None: the run's weights are unknown.
-        run: a function that runs tasks, as :func:`flsv.utilities.supervisor.supervise` does.
+        proved_by: the seed of the run. With this seed the coalition of all clients must come to the weights of the
+            run's checkpoint, which its task returns, too. None: the run's weights are unknown.
+        run: a function that runs tasks, with the arguments of :func:`flsv.utilities.supervisor.supervise`.
     """
 
     def __init__(
@@ -218,7 +221,8 @@ class FitsInProcesses:
             yield members, answer
 
     def _run(self, pieces: Mapping[Any, Piece]) -> Iterator[tuple[Any, Any]]:
-        """Yield the pieces' names and answers; raise the error that refuses one."""
+        """Run ``{name: piece}`` in child processes, and yield each piece's name and answer; raise an answer that is a
+        ConfigurationError."""
         tasks = ((name, self._task(piece)) for name, piece in pieces.items())
         for name, answer in self._supervise(tasks, self.at_once, self._limit_s):
             if isinstance(answer, ConfigurationError):
@@ -226,7 +230,7 @@ class FitsInProcesses:
             yield name, answer
 
     def _prove(self, fit: Fit, seed: int) -> None:
-        """Raise ConfigurationError if the coalition of all clients has come to another model than the run."""
+        """Raise ConfigurationError if ``fit``, that of all clients, came to a model other than the run's."""
         assert fit.model is not None
         mine, start, run = fit.model
         piece = Piece(seed, [self._everybody], models=[self._everybody])

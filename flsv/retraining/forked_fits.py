@@ -1,9 +1,9 @@
 """ForkedFits: trains coalitions by forks of a fit at its beginning.
 
-When a fit is set up, before anything has moved, its process is forked once. The fork holds all that the fit begins
-with: module, callbacks, functions and what they refer to, class attributes, globals, iterators, data sets, generators.
-It waits; asked for coalitions it forks itself for each of them, and each of these forks goes on with the very
-``Trainer.fit`` that it stands in, with the coalition's members only. The run's own process trains nothing else.
+In ``setup`` of a fit, before the fit has changed anything, its process is forked once. The fork holds the fit's whole
+initial state: module, callbacks, functions and what they refer to, class attributes, globals, iterators, data sets,
+generators. It waits for orders. For each ordered coalition it forks itself, and the new process continues the same call
+of ``Trainer.fit``, with the coalition's members only. The run's own process does not train coalitions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGER, SECONDS = 20, 120
 
 
 def why_not_by_forks(trainer: L.Trainer) -> str | None:
-    """Explain why a Trainer's fit cannot be forked; None: it can."""
+    """Return why a Trainer's fit cannot be forked; None if it can."""
     if ranks_of(trainer).size > 1:
         return "the fit has several processes"
     if trainer.current_epoch:
@@ -53,11 +53,11 @@ class ForkedFits:
     Args:
         trainer: the Trainer in its ``setup``, before the fit has changed it.
         module: the module before the first round.
-        measures: the performances of models, by name.
+        measures: ``{name: performance measure}`` by which models are scored.
 
     Attributes:
-        begun: whether this process is a coalition's fork, whose Trainer has been changed into the coalition's: the
-            fit's hooks go on with that Trainer's callbacks.
+        begun: whether this process is a fork that trains a coalition, in which the Trainer, with its callbacks, has
+            become the coalition's; False in the run's own process.
     """
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
@@ -85,7 +85,8 @@ class ForkedFits:
     # ---- in the run's process
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train coalitions, as many at once as there are cores, and yield each with its result, or an error."""
+        """Train the coalitions of ``orders``, as many at once as there are cores, and yield each order with its result,
+        or with its error."""
         spent = time.monotonic() - self._since
         left = dict(enumerate(orders))
         try:
@@ -119,7 +120,8 @@ class ForkedFits:
     # ---- in the process that waits
 
     def _wait(self, asked: Connection) -> FitOrder:
-        """Wait for orders, train them by forks, and send the results; in such a fork, return its order."""
+        """Receive lists of orders, fork this process for each order, and send the results back, without end. Only in a
+        fork that is to train a coalition, return; the result is this coalition's order."""
         try:
             while True:
                 orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
@@ -140,10 +142,8 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Change the Trainer into the coalition's, and call ``setup`` of the coalition's loop.
-
-        The setup of the run's loop, in which the process was forked, does not go on in the fork.
-        """
+        """Change the Trainer into the coalition's, and call ``setup`` of the coalition's loop, which replaces the
+        unfinished ``setup`` of the run's loop in which the process was forked."""
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -158,10 +158,11 @@ class ForkedFits:
 
 
 class _Ends(L.Callback):
-    """Callback that ends a coalition's fork if its fit ends before its last round.
+    """Callback that ends a coalition's process if the fit stops before its last round: with the result so far if the
+    coalition has no finite model any more, otherwise as failed.
 
     Args:
-        result: a function that returns the fit's result.
+        result: a function that returns the fit's result so far.
     """
 
     def __init__(self, result: Callable[[], FitResult]) -> None:

@@ -1,4 +1,4 @@
-"""KeptBeginning: a fork or copies of a fit at its beginning, from which coalitions are trained after the run."""
+"""KeptBeginning: the state before a fit, as a fork or as copies, from which coalitions are trained after the run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 
 
 class KeptBeginning:
-    """The beginning of a fit: a fork of its process or, where that cannot be, copies of the Trainer and the module.
+    """State before a fit: a fork of its process or, if it cannot be forked, copies of the Trainer and the module.
 
     Attributes:
-        forks: the fork that waits; None: there is none.
-        no_fork: the reason why there is no fork; None: there is one, or nothing is kept yet.
-        no_copy: the reason why there are no copies, if there are none.
+        forks: the fork, which waits for orders to train coalitions; None if there is none.
+        no_fork: the reason why there is no fork; None if there is one, or nothing is kept yet.
+        no_copy: the reason why the Trainer and the module could not be copied, if they could not.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,16 @@ class KeptBeginning:
         return {**vars(self), "_spare": None, "forks": None}
 
     def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
-        """Keep a fit's beginning, before the fit changes anything.
+        """Fork the process or copy the Trainer and the module, before the fit changes anything.
 
         Args:
             trainer: the Trainer in its ``setup``.
             module: the module before the first round.
-            measures: the performances of models, by name.
+            measures: ``{name: performance measure}`` by which models are scored.
 
         Returns:
-            Whether this process is a coalition's fork, in which the Trainer has been changed into the coalition's.
+            False in the run's own process. True in a process that was forked later to train a coalition, and whose
+            Trainer has become the coalition's.
         """
         self.no_fork = why_not_by_forks(trainer)
         if self.no_fork is None:
@@ -74,12 +75,12 @@ class KeptBeginning:
     def fits(
         self, module: L.LightningModule, data: FederatedDataModule, measures: Mapping[str, str | ModelScore]
     ) -> CoalitionFits:
-        """Return the way in which coalitions are trained from this beginning.
+        """Return the object that trains coalitions from the kept state: by forks, or else by copies.
 
         Args:
             module: the run's module after its last round.
             data: the federation's data module.
-            measures: the performances of models, by name.
+            measures: ``{name: performance measure}`` by which models are scored.
         """
         if self.forks is not None:
             return self.forks

@@ -1,7 +1,7 @@
-"""The proof that coalitions are trained as they would be alone: models that must be equal are compared.
+"""Check that coalitions are trained as they would be alone: models that must be equal are compared.
 
-Whatever trains coalitions also trains the coalition of all clients in the same way, and that must come to the model of
-the run itself. Nothing need be known of what a module or a callback keeps, or of how a copy of it could be wrong.
+Each way of training coalitions also trains the coalition of all clients, which must come to the model of the run
+itself. This check needs no knowledge of the state that a module or a callback keeps, or of faults of its copies.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from flsv._lightning.rounding import Rounding
 def difference(
     mine: Tensor, real: Tensor, start: Tensor, again: Callable[[bool], tuple[Tensor, Tensor] | None], rounding: Rounding
 ) -> float | None:
-    """Return by how much two models that must be equal differ, as a share of the way that training has moved them;
-    None: by no more than rounding.
+    """Compare two models that must be equal up to rounding.
 
-    What rounding causes is measured by two more trainings: one from nudged weights, and one that changes nothing and
-    must come to the same model; if it does not, something else than rounding moves it.
+    If they differ by more than a fixed tolerance, the effect of rounding is measured by two more trainings: one from
+    nudged weights, and one that changes nothing. If the latter does not give the same model, the training depends on
+    something other than its seed, and rounding does not explain the difference.
 
     Args:
-        mine: ``[P]``, a model that is to be checked.
+        mine: ``[P]``, the model to check.
         real: ``[P]``, the model that it must equal.
         start: ``[P]``, the model that both started from.
-        again: a function that trains ``mine`` once more, for ``True`` from nudged weights, and returns the model
-            ``[P]`` before training and the trained one; None: that failed.
+        again: a function ``again(nudged)`` that repeats the training of ``mine``, if ``nudged`` from nudged weights,
+            and returns the model ``[P]`` before training and the trained one, or None if the training failed.
         rounding: the tolerances of the arithmetic in which the models were trained.
+
+    Returns:
+        The distance of the two models as a fraction of the distance that training has moved them. None if rounding
+        explains the difference.
     """
 
     def nudged() -> Tensor | None:

@@ -49,10 +49,10 @@ def retrain(
 
     Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Coalitions are trained
     side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
-    process, which hold what the module, callbacks and data refer to. Where the process cannot be forked (not on Linux;
-    the trainer is an accelerator's, or the machine has one and the process has trained; other threads run), copies of
-    trainer and module are trained, and a line says so. There is no run that they could be compared with: give a
-    function that makes the module, since a copy may be bound to something of the original.
+    process, so that every training has its own module, callbacks and data. If the process cannot be forked (not on
+    Linux; the trainer uses an accelerator, or the machine has one and the process has trained; other threads run),
+    copies of trainer and module are trained, and a line says so. A copy may still refer to objects of the original, and
+    no run has been trained to compare the copies with; so better give a function that makes the module.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -60,13 +60,13 @@ def retrain(
             initial weights are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all
             seeds, so that most of the random variation is not seen.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
-            ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
+        which: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side
+            by side, ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
-        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
-            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
+        participation: the clients that train if the loop has a sampler: ``"drawn"``: each coalition draws its own
+            cohorts among its members, as many clients as the run draws; ``"all"``: all members train in every round.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
         jobs: the number of forks that train at once, on one thread each; None: the number of cores. Copies train one

@@ -29,13 +29,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrainedGame:
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own: the base
-    of :class:`RetrainedUtility`, whose attributes it has.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own.
+
+    It is the base class of :class:`RetrainedUtility`, which explains the attributes and the arguments except ``make``.
 
     Args:
         make: a function that makes a trainer and a module for one fit of a coalition, given the coalition's sampler.
-        data: as for :class:`RetrainedUtility`, like the further arguments.
-        metric: the performance of models.
+        data: the federation's data.
+        metric: the performance measure of models.
         mode: whether less or more of a logged value is better.
         ranks: the processes among which the trainings are divided.
         sampler: the sampler of the whole federation; None: all members of a coalition take part in every round.
@@ -72,8 +73,8 @@ class TrainedGame:
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
-        trained yet.
+        """Train the coalitions that have not been trained yet, and return the utilities of all, float64 ``[K]``, or
+        ``[K, M]`` for M classes or M names in ``metric``.
 
         Raises:
             ValueError: the masks have another type or shape.
@@ -104,9 +105,8 @@ class TrainedGame:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
-        messages.
-        """
+        """Give every rank the scores and seconds of ``coalitions`` that other ranks have trained, the empty coalition's
+        scores, and the first rank's initial weights; ``about`` names this exchange in messages."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
@@ -132,17 +132,17 @@ class RetrainedUtility(TrainedGame):
     ``permutation_shapley`` with a ``truncation`` TMC Shapley, ``stratified_shapley`` K-subset Shapley. Each coalition
     is trained once. All trainings start from the same weights: the module's current weights or, if the module is built
     only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
-    chance too. The model of the empty coalition is the untrained module. Models are measured on the server's validation
-    set, as in the games of a round.
+    chance too. The model of the empty coalition is the untrained module. Models are scored on the server's validation
+    set.
 
     Args:
         trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
             ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
         module: the module, of which copies are trained; it is not changed itself.
         data: the federation's data, with a validation set for the server.
-        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
-            utility is ``[K, M]``), ``"auroc"`` and the others of :mod:`flsv.games.performance`, a name that the
-            module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
+        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, or a list of C of these three names, which
+            gives utilities ``[K, C]``; ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes; ``"auroc"``
+            or another name of :mod:`flsv.games.performance`; a name that the module logs; or a torchmetrics metric.
         max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
             client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

@@ -54,11 +54,11 @@ def not_as_rows(
         trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
         config: the federation's configuration.
         coalitions: the coalitions to train.
-        proved: whether one of the coalitions is also trained alone, by a fork, and compared.
+        proved: whether one of the coalitions will also be trained alone, by a fork, and compared.
 
     Returns:
-        The reason why the coalitions would get other models or take too much memory, and what to do; None: they can be
-        trained as rows.
+        The reason why the coalitions would get other models or take too much memory, and what to do; None if they can
+        be trained as rows.
     """
     module = trainer.lightning_module
     if why := unlike_alone(config, config.client_algorithm, losses=False):
@@ -87,7 +87,7 @@ def not_as_rows(
 
 
 def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
-    """Explain that the models of coalitions take more memory than is allowed; None: they do not.
+    """Return a sentence if the models of the coalitions take more memory than is allowed, else None.
 
     Args:
         masks: bool ``[K, n]``, the members of each coalition.
@@ -109,8 +109,8 @@ class ShadowTraining(ClientAlgorithm):
 
     :class:`flsv.retraining.coalition_plan.CoalitionPlan` uses this algorithm if training as rows gives the same models
     as separate runs of the coalitions. The server sends a client the models of its coalitions beside the global model.
-    The client reports these models after training, each with a number in front: 1, or 0 if the model is not finite and
-    the client thus counts as absent from this coalition in the round.
+    The client reports these models after training as ``[m, 1 + P]``. The first number of a row is 1, or 0 if the model
+    is not finite; then the client counts as absent from this coalition in the round.
 
     Args:
         coalitions: the coalitions to train, as for :class:`flsv.metrics.ShadowShapley`.
@@ -118,14 +118,14 @@ class ShadowTraining(ClientAlgorithm):
             :class:`flsv.training.algorithms.FedProx` does; None: there is none.
         give_up: a function that is called with the reason if rows turn out during training to differ from separate
             runs; from then on no coalitions are trained. None: an error is raised instead.
-        prove: a function that is called after a round with its index, the run's seed, the members bool ``[m, n]`` of
-            the coalitions and their models ``[m, P]``, and returns why these are wrong; None: they are not, or that is
-            not known yet.
+        prove: a function that is called after each round with the round's index, the run's seed, the members bool
+            ``[m, n]`` of the coalitions and their models ``[m, P]``. It returns the reason why the models are wrong, or
+            None if it has found no fault. None: the models are not checked.
 
     Raises:
-        ConfigurationError: without ``give_up``: in the first client's first step: the module cannot be batched; after a
-            client's training: a coalition's model differs from the client's own although both must be equal; before a
-            round: the global model has changed since the last round.
+        ConfigurationError: without ``give_up``: the module cannot be batched (in the first client's first step); a
+            coalition's model differs from the client's own although both must be equal (after a client's training); or
+            the global model has changed since the last round (before a round).
     """
 
     sends = (ROWS,)
@@ -271,13 +271,13 @@ class ShadowTraining(ClientAlgorithm):
 
 
 def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, rows: Tensor) -> TrainedCoalitions:
-    """Return the trained coalitions of a round.
+    """Combine coalitions and their models to the trained coalitions of a round, which metrics read.
 
     Args:
         masks: bool ``[K, n]``, the members of each coalition, the empty and the full coalition among them.
         nobody: ``[P]``, the empty coalition's model.
         everybody: ``[P]``, the full coalition's model.
-        rows: ``[R, P]``, the models of the others, in their order.
+        rows: ``[R, P]``, the models of the other coalitions, in the order of ``masks``.
     """
     trained, ends = iter(rows), {0: nobody, masks.shape[1]: everybody}
     models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
@@ -301,7 +301,7 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
 
 
 class Ends(Strategy):
-    """Strategy that provides the models of the empty and the full coalition in every round.
+    """Strategy that provides the models of the empty and the full coalition, which need no training, in every round.
 
     Args:
         nobody: ``[P]``, the model of the empty coalition.

@@ -37,8 +37,8 @@ from flsv.training.turn import optimizer_slots
 from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
-#: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from a nudged initial
-#: model, which measures how rounding grows.
+#: The three coalitions that are trained for :func:`check_same`; True stands for all clients, False for none: the full
+#: coalition, the empty one, and the full one from a nudged initial model, which measures how rounding grows.
 CHECKED = (True, False, True)
 
 
@@ -47,16 +47,16 @@ class NotSideBySide(ConfigurationError):
 
 
 class SideBySideUtility:
-    """Utility of K coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains all K coalitions at once.
 
-    The utilities are those of :class:`flsv.retraining.RetrainedUtility`. The full coalition is trained both side by
-    side and alone, and an error is raised if the two models differ.
+    Up to rounding, the utilities are those of :class:`flsv.retraining.RetrainedUtility`. The full coalition is trained
+    both side by side and alone, and an error is raised if the two models differ.
 
     Args:
-        alone: the utility that trains one coalition after the other; it trains the full coalition alone, and holds the
-            data, the module and the metric.
+        alone: the utility that trains one coalition after the other. Its data, module and metric are used, and it
+            trains the full coalition alone.
         seed: the run's seed.
-        compare: whether to train the full coalition alone as well, and compare.
+        compare: whether to train the full coalition alone as well, and to compare the two models.
 
     Raises:
         NotSideBySide: in a call: the federation, the module or its optimizer cannot be trained side by side; the
@@ -106,7 +106,8 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
     """Check that the full coalition's model, trained side by side, equals the model of its run alone.
 
     Args:
-        models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.
+        models: ``[3, P]``: the full coalition's trained model, its initial model, and its model trained from the nudged
+            initial model, as in :attr:`CoalitionTraining.checked`.
         real: ``[P]``, the model of the full coalition's run alone.
         rounding: the tolerances of the arithmetic in which the models were trained.
 
@@ -130,9 +131,9 @@ class CoalitionTraining(L.Callback):
         loop: the federation's loop.
         masks: bool ``[K, n]``, the members of each coalition; the empty coalition's model is not trained.
         seed: the seed of the clients' batches.
-        initial: the module's ``state_dict`` to start from; None: the module's present weights.
-        evaluate: a function that is called within the fit with the trainer, the map between the module and its vectors,
-            and the models ``[K, P]``, and returns the ``scores``.
+        initial: the module's ``state_dict`` to start from; None: start from the module's present weights.
+        evaluate: a function ``evaluate(trainer, space, models)`` that is called at the end of the fit and returns the
+            ``scores``; ``space`` maps between the module and its vectors, ``models`` is ``[K, P]``.
 
     Attributes:
         models: ``[K, P]``, the models after the last round.
@@ -181,7 +182,8 @@ class CoalitionTraining(L.Callback):
         self.scores = self._evaluate(trainer, self._space, self.models)
 
     def _train(self) -> Tensor:
-        """Train all coalitions for all rounds, and return their models ``[3 + K, P]``, the checked ones first."""
+        """Train all coalitions for all rounds, and return their models ``[3 + K, P]``: first those of the full, the
+        empty and the nudged full coalition (:data:`CHECKED`), then those of the K coalitions."""
         trainer, space, loop = self._trainer, self._space, self._loop
         module, data, metrics = trainer.lightning_module, trainer.datamodule, loop.contribution_metrics
         for optimizer in trainer.optimizers:

@@ -29,7 +29,7 @@ SEEDS = 3
 
 
 class Trainings(Fits, Protocol):
-    """A place where coalitions are trained by fits, or as rows of one batched model."""
+    """Protocol of objects that train coalitions by fits or as rows of one batched model, in this process or others."""
 
     def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
         """Train the coalitions ``masks [K, n]`` as rows of one batched model, and return their utilities.
@@ -38,10 +38,10 @@ class Trainings(Fits, Protocol):
             masks: the coalitions.
             seed: the seed of the trainings.
             compare: whether to train the full coalition and one drawn at random by fits, too, and to compare their
-                models.
+                models with those of the rows.
 
         Returns:
-            Float64 ``[K, C]``, for C performances.
+            The utilities by C performance measures, float64 ``[K, C]``.
 
         Raises:
             NotSideBySide: the coalitions cannot be trained as rows, or the compared models differ.
@@ -53,10 +53,10 @@ class Retrained:
     """Coalitions that were trained with one or several seeds.
 
     Args:
-        which: the name of the design.
+        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
         masks: bool ``[K, n]``, the coalitions.
         seeds: the s seeds.
-        utilities: float64 ``[s, K, C]``, the utilities by each performance.
+        utilities: float64 ``[s, K, C]``, the utilities by C performance measures.
     """
 
     which: Which
@@ -66,17 +66,18 @@ class Retrained:
 
     @property
     def rank_only(self) -> bool:
-        """Return whether these coalitions only rank clients: those that are missing would change amounts by a third."""
+        """Return whether the coalitions are too few for values to pay by: values from them only rank the clients, since
+        the other coalitions would change the amounts by a third."""
         return self.which in RANKING_ONLY
 
     def values(self, utilities: Tensor) -> dict[str, list[float]]:
         """Compute clients' values, the ends of their intervals and their shares, ``{column: [n]}``.
 
         Args:
-            utilities: ``[s, K]``, the utilities by one performance, of all or some seeds.
+            utilities: ``[s, K]``, the coalitions' utilities by one performance measure, with s of the seeds.
 
         Returns:
-            The columns ``value``, ``low``, ``high`` and ``share``; the shares are NaN if coalitions only rank clients.
+            The columns ``value``, ``low``, ``high`` and ``share``; the shares are NaN if :attr:`rank_only`.
         """
         values, half = retrained_shapley(self.masks, utilities)
         columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
@@ -92,23 +93,23 @@ def train_seeds(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train the coalitions of a design with several seeds, and return their utilities.
+    """Train a set of coalitions with several seeds, and return their utilities.
 
-    The coalitions are rows of one batched model. If they cannot be, each is trained by a fit of its own.
+    The coalitions are trained as rows of one batched model or, if that is impossible, each by a fit of its own.
 
     Args:
-        trainings: the place where coalitions are trained.
+        trainings: the object that trains coalitions.
         num_samples: ``[n]``, the clients' numbers of samples.
-        which: the design, see :func:`flsv.functional.few_coalitions`. ``"auto"`` stands for ``"both"`` if coalitions
-            cannot be trained as rows of one batched model.
-        first: the first seed; the next ones follow it.
+        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. ``"auto"`` stands for
+            ``"both"`` if coalitions cannot be trained as rows of one batched model.
+        first: the first seed; the others are ``first + 1``, ``first + 2`` and so on.
         seeds: the number of seeds; None: three if coalitions are trained as rows, else one.
-        store: the utilities that are known, to which the others are added.
+        store: the store of utilities. Coalitions that it contains are not trained; the others' utilities are added.
         say: called with lines about the progress.
 
     Raises:
-        ConfigurationError: the federation allows no training of coalitions, or some trainings failed; the utilities of
-            the others are in the store.
+        ConfigurationError: the federation does not allow to train coalitions, or some trainings failed. The store then
+            contains the utilities of those that ended.
     """
     masks, trained, as_rows = few_coalitions(len(num_samples), which), list[int](), True
     while len(trained) < (seeds or (SEEDS if as_rows else 1)):
@@ -145,13 +146,13 @@ def train_rows(
         rows: the function that trains coalitions, see :meth:`Trainings.rows`.
         masks: bool ``[K, n]``, the coalitions.
         seed: the seed of the trainings.
-        store: the utilities that are known, to which the others are added.
-        compare: whether to check the first trainings against fits.
+        store: the store of utilities, to which those of the trained coalitions are added.
+        compare: whether ``rows`` is to compare the first coalitions' models with those of fits.
         at_once: the number of coalitions that are trained at once; None: all.
         say: called with a line about the progress whenever coalitions have been trained.
 
     Raises:
-        NotSideBySide: the coalitions cannot be trained so; on all ranks, if on one.
+        NotSideBySide: the coalitions cannot be trained as rows. If one rank has this error, all ranks raise it.
     """
     coalitions, ranks = members_of(masks), store.ranks
     missing = store.missing(seed, coalitions)

@@ -26,13 +26,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a coalition's fit, as the store needs it.
+    """Result of a coalition's fit, in the form in which :class:`flsv.retraining.utility_store.UtilityStore` takes it.
 
     Args:
         rows: ``{round: utilities}`` of the coalition's model.
         empty: the utilities of the model before training, which is the empty coalition's model after every round.
         start: a hash of the model before training.
-        model: ``[2, P]``, the trained model and the model before training, if they were asked for.
+        model: ``[2, P]``, the trained model and the model before training; None if they were not requested.
         rounding: the tolerances of the arithmetic in which the model was trained.
     """
 
@@ -44,7 +44,7 @@ class Fit:
 
 
 class Fits(Protocol):
-    """A place where coalitions are trained by fits.
+    """Protocol of objects that train coalitions by fits, in this process or others.
 
     Attributes:
         at_once: the number of fits that run at once.
@@ -53,14 +53,15 @@ class Fits(Protocol):
     at_once: int
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train each coalition by a fit of its own, and yield it when its fit has ended."""
+        """Train each coalition by a fit of its own; when a fit has ended, yield the coalition with the result, or with
+        the error by which the fit failed."""
 
 
 class FitsFailed(ConfigurationError):
     """Error: some coalitions' fits have failed.
 
     Args:
-        failed: the reasons.
+        failed: ``{coalition: error}``.
     """
 
     def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
@@ -86,15 +87,15 @@ def train_fits(
     """Train the coalitions that a store lacks, each by a fit of its own.
 
     Args:
-        fits: the place where coalitions are trained.
-        num_samples: ``[n]``, the clients' numbers of samples.
-        coalitions: the coalitions, the empty one among them where its utilities are wanted.
+        fits: the object that trains coalitions.
+        num_samples: ``[n]``, the clients' numbers of samples, from which the costs of fits are estimated.
+        coalitions: the coalitions; the empty coalition is among them if its utilities are needed.
         seed: the seed of the trainings.
-        store: the utilities that are known, to which the others are added.
+        store: the store of utilities, to which those of the trained coalitions are added; its ranks divide the fits.
         say: called with a line about the progress whenever a coalition has been trained.
 
     Raises:
-        FitsFailed: some fits failed; the utilities of the others are in the store.
+        FitsFailed: some fits failed. The store then contains the utilities of the others.
         ConfigurationError: coalitions have started from different weights.
     """
     missing = store.missing(seed, coalitions)
@@ -121,7 +122,8 @@ def train_fits(
 def _on_ranks(
     fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
 ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-    """Yield the fits of all ranks, of which each trains its part of the coalitions."""
+    """Divide the coalitions among the ranks by ``costs``, train this rank's part, and yield the coalitions of all ranks
+    with their fits."""
     if ranks.size == 1:
         yield from fits.fits(coalitions, seed)
         return
@@ -135,9 +137,12 @@ def _on_ranks(
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
 ) -> Iterator[tuple[Members, Found]]:
-    """Call ``train`` on this rank, and yield the coalitions that all ranks have trained, with what was found.
+    """Call ``train`` on this rank, exchange the results among all ranks, and yield the pairs of all ranks.
 
-    An error on one rank is raised on all. ``about`` names the exchange among the ranks.
+    Args:
+        ranks: the processes that call this function.
+        train: a function that returns pairs of a coalition and its result. An error on one rank is raised on all.
+        about: a name of the exchange, for messages.
     """
     mine: dict[Members, Found] | Exception
     try:
@@ -162,7 +167,11 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Members, Found | ChildFailed]], proof: Members | None
 ) -> Iterator[tuple[Members, Found | ChildFailed]]:
-    """Yield coalitions with their fits, all of them held back until the coalition ``proof`` is trained; None: none is.
+    """Yield the pairs of ``found``, but none before the coalition ``proof`` has been trained.
+
+    Args:
+        found: pairs of a coalition and its fit.
+        proof: the coalition whose fit must succeed first; None: yield each pair at once.
 
     Raises:
         FitsFailed: the fit of the coalition ``proof`` has failed.

@@ -33,10 +33,10 @@ class UtilityStore:
 
     Args:
         path: the file, see :class:`flsv.utilities.result_file.ResultFile`; None: nothing is written.
-        names: the performances, which are columns of the file.
+        names: the names of the performance measures, which are columns of the file.
         settings: all that the utilities depend on, except the seed. A file with other settings is refused.
-        rounds: the rounds after which each coalition has utilities; default: it has some after training.
-        ranks: the processes that hold the store, among which whoever fills it divides the coalitions.
+        rounds: the rounds after which each coalition has utilities; by default only one entry, after training.
+        ranks: the processes that each have a copy of the store, and among which trainings are divided.
         anew: whether a file with other settings is replaced instead of refused.
 
     Raises:
@@ -90,19 +90,19 @@ class UtilityStore:
         return {members for of, members, _ in self._known if of == seed}
 
     def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
-        """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
+        """Return those of ``coalitions`` that lack utilities after at least one of the rounds, each once, in order."""
         distinct = dict.fromkeys(coalitions)
         return [each for each in distinct if any((seed, each, index) not in self._known for index in self._rounds)]
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
-        """Describe how many of some distinct coalitions have utilities for a seed."""
+        """Return a text that says how many of the distinct ``coalitions`` have utilities for a seed."""
         return f"seed {seed}: {len(coalitions) - len(self.missing(seed, coalitions))} of {len(coalitions)} coalitions"
 
     def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each of the rounds.
 
         Raises:
-            KeyError: there are none.
+            KeyError: utilities after one of the rounds are missing.
         """
         return [self._known[seed, members, index] for index in self._rounds]
 
@@ -114,7 +114,7 @@ class UtilityStore:
             masks: bool ``[K, n]``, the coalitions.
 
         Raises:
-            KeyError: a coalition has none.
+            KeyError: a coalition has no utilities.
         """
         rows = [self._known[seed, members, LAST] for members in members_of(masks)]
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
@@ -125,14 +125,14 @@ class UtilityStore:
         Args:
             seed: the seed of the coalition's training.
             members: the coalition.
-            rows: ``{round: utilities by each performance}``.
+            rows: ``{round: utilities}``, with the utilities in the order of ``names``.
         """
         self._known |= {(seed, members, index): row for index, row in rows.items()}
         if self._file is not None and all(map(_finite, rows.values())):
             self._file.add(self._cells(seed, members, index, row) for index, row in rows.items())
 
     def sort(self) -> None:
-        """Write the file anew, in an order that does not depend on when which training ended."""
+        """Write the file again with sorted rows, so that it does not depend on the order in which trainings ended."""
         if self._file is not None and self._known:
             ordered = sorted(self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:]))
             self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))

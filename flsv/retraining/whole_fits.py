@@ -1,4 +1,4 @@
-"""WholeFits: trains coalitions as federations of their own after a run, each by a fit from the run's beginning.
+"""WholeFits: trains coalitions as federations of their own after a run, each by a fit from the run's initial state.
 
 The module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own fit. The
 coalition of all clients is trained in the same way, and must come to the federation's own model.
@@ -31,7 +31,7 @@ COALITIONS = "coalitions.csv"
 
 
 def called(measure: str | ModelScore) -> str:
-    """Return the name that a performance has in the file of coalitions' utilities.
+    """Return the name of a performance measure in the file of coalitions' utilities.
 
     Example:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
@@ -47,13 +47,13 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
     Args:
         folder: the run's folder.
-        by: the names of the performances, see :func:`called`.
-        seed: the seed of the trainings.
-        rounds: the number of rounds of the trainings.
+        by: the names of the performance measures, see :func:`called`.
+        seed: the seed of the trainings to read.
+        rounds: the number of rounds after which utilities are read.
 
     Returns:
-        ``{members: utilities}``, with the utilities in the order of ``by``; empty if there is no file, or its trainings
-        have another seed.
+        ``{members: utilities}``, with the utilities in the order of ``by``. It is empty if there is no file, or if the
+        file has no such measures, seed or round.
     """
     path = folder / COALITIONS
     lines = whole_lines(path)[1:2] if path.is_file() else []
@@ -65,8 +65,9 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition once more, from nudged weights if ``nudged``, and return its models ``[P]`` before and after
-    training, see :func:`flsv.retraining.proof.difference`; None: the training has failed."""
+    """Train a coalition once more, from nudged weights if ``nudged``, for :func:`flsv.retraining.proof.difference`.
+
+    Return its models ``[P]`` before and after training, or None if the training has failed."""
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
@@ -76,11 +77,13 @@ class Unproved(ConfigurationError):
 
 
 class WholeFits:
-    """Fits of coalitions from a run's beginning, see :class:`flsv.retraining.train_fits.Fits`; none counts before the
-    coalition of all clients, trained in the same way, has come to the run's own model.
+    """Object that trains coalitions after a run by fits from the run's initial state, and checks these fits.
+
+    The coalition of all clients is trained first. No fit is yielded before its model has been found equal to the run's.
+    See :class:`flsv.retraining.train_fits.Fits`.
 
     Args:
-        way: the way in which coalitions are trained.
+        way: the object that trains coalitions, by forks or by copies.
         num_clients: n, the number of clients.
         initial: the module's ``state_dict`` before the first round.
         rounds: the indices of the rounds after which models are measured, ascending; a coalition trains until the last
@@ -92,7 +95,7 @@ class WholeFits:
         everybody: the result of the coalition of all clients; None before it is trained.
 
     Raises:
-        Unproved: while coalitions are trained: the coalition of all clients comes to another model than the run.
+        Unproved: in :meth:`fits`: the coalition of all clients comes to another model than the run.
     """
 
     at_once = 1  # of the ranks of a run, each trains one coalition at a time
@@ -112,7 +115,8 @@ class WholeFits:
         self.everybody: FitResult | None = None
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train coalitions, and yield each with its fit, or an error."""
+        """Train coalitions, and yield each with its fit or its error, except that of all clients, whose result is in
+        :attr:`everybody`."""
         orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
         proof = None
         if self.everybody is None:
@@ -124,8 +128,9 @@ class WholeFits:
     def _trained(
         self, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result; the coalition of all clients, once it has come to the run's
-        model."""
+        """Train the coalitions of ``proof``, that of all clients, and ``orders``; yield each with its result or error.
+
+        If the model of all clients is not equal to the run's at once, its pair comes last, after :meth:`_prove`."""
         doubted = False
         for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
             if order is proof and isinstance(found, FitResult):
@@ -139,7 +144,8 @@ class WholeFits:
             yield self._all, self.everybody
 
     def _prove(self, found: FitResult, order: FitOrder) -> None:
-        """Raise Unproved if rounding does not explain the distance of a model of all clients from the run's model."""
+        """Raise Unproved if rounding does not explain why the model of ``found``, the result of ``order`` with all
+        clients, differs from the run's model."""
         again = partial(trained_again, self._way, order)
         share = difference(found.last, self._model, found.start, again, self._rounding)
         if share is not None:

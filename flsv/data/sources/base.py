@@ -323,8 +323,10 @@ def one_numbering(
 
 
 def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
-    """Return the classes' names. If there are two classes, which flsv has numbered by their names at all clients, the
-    positive one is last."""
+    """Return the names of the classes in the order of their numbers.
+
+    If flsv, not the user, has numbered the classes of every client's data set, and there are two, the positive class is
+    moved to the end; otherwise ``names`` is returned unchanged."""
     if not all(map(by_name, parts.values())):
         return names
     counts = dict.fromkeys(names, 0)

@@ -118,16 +118,19 @@ class TableEncoder:
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Encode the targets: classes int64 ``[N]`` (call :meth:`classes` before), or numbers float32 ``[N]``.
+        """Encode the targets. The option ``task`` of the columns decides whether they are classes or numbers.
 
         Args:
             table: the rows.
             fit: bool ``[N]``, the rows on which the mean and deviation of a standardized target are fitted; None:
-                numbers are not standardized.
+                numbers are not standardized now.
+
+        Returns:
+            Numbers of classes, int64 ``[N]`` (call :meth:`classes` before), or numbers to predict, float32 ``[N]``.
 
         Raises:
-            ConfigurationError: no training row has a class, a value is not a number, or all training rows have the same
-                number.
+            ConfigurationError: a class is not among the training rows' classes; a value is not a number; or all rows of
+                ``fit`` have the same number, which cannot be standardized.
         """
         if self._classes is not None:
             return class_labels(table, self.target, "target", self._classes)

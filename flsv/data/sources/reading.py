@@ -23,12 +23,12 @@ _LISTED = 30
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found in reading columns.
+    """Result of reading columns.
 
     Args:
         cards: the cards of the usable columns.
-        problems: the reasons why others cannot be used.
-        doubted: what is doubtful about usable columns.
+        problems: the errors of the columns that cannot be used.
+        doubted: errors, not raised, about usable columns that look wrong.
     """
 
     cards: list[ColumnCard]
@@ -42,7 +42,7 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
     Args:
         table: rows of all tables, the training rows first.
         names: names of the columns; columns that ``columns`` excludes are not read.
-        fit: which rows the categories are taken from, bool ``[N]``.
+        fit: bool ``[N]``, the training rows, from which categories are taken.
         columns: options of reading.
 
     Raises:
@@ -68,12 +68,12 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
 
 
 class _Reader:
-    """Reader of a table's columns by one set of options after the other; it reads no column twice by the same options.
+    """Reader of a table's columns that tries several sets of options; no column is read twice with the same options.
 
     Args:
         table: rows of all tables.
         names: names of the columns.
-        fit: which rows the categories are taken from.
+        fit: bool ``[N]``, the training rows, from which categories are taken.
     """
 
     def __init__(self, table: Table, names: Sequence[str], fit: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class _Reader:
         self._known: dict[tuple[str, ...], _Found] = {}
 
     def read(self, columns: Columns) -> _Found:
-        """Read all columns by some options."""
+        """Read all columns that ``columns`` does not exclude, with these options."""
         table, names = self._table, [name for name in self._names if name not in (columns.exclude or ())]
         twice = renamed(table, names)
         found = _Found([], [error for _, error in twice], [])
@@ -113,13 +113,17 @@ class _Reader:
         return self._known[key]
 
     def remedied(self, columns: Columns, found: _Found) -> tuple[list[str], str]:
-        """Follow the errors' and doubts' own suggestions until they suggest nothing more.
+        """Apply the options that errors and doubts suggest, and read again, until nothing new is suggested.
 
-        Columns that the suggested options make readable may have another fault, so each suggestion is tried.
+        A column that has become readable may have another fault, so the columns are read after each suggestion.
+
+        Args:
+            columns: the user's options.
+            found: the result of reading with them.
 
         Returns:
-            All errors and doubts on the way, and a line with the options after which no error is left; an empty text if
-            nothing was suggested, an error is left, or all columns would be excluded.
+            The texts of all errors and doubts that have occurred, and a line with the final options to paste. The line
+            is empty if nothing was suggested, an error is left, or all columns would be excluded.
         """
         now, faults = columns, [*found.problems, *found.doubted]
         said = list(map(str, faults))
@@ -148,7 +152,8 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
 
 
 def _warn(table: Table, cards: Sequence[ColumnCard], fit: np.ndarray, columns: Columns) -> None:
-    """Warn of marks of missing values that no row has, categories without a training row, and similar spellings."""
+    """Warn of marks of missing values (``columns.gaps``) that occur in no row, of categories that occur in no training
+    row, and of categories of one column that differ only in spelling."""
     for message in marks_that_are_nowhere(table, columns):
         rank_zero_warn(message)
     for card in cards:

@@ -213,15 +213,14 @@ class RemoteSites:
             stands[site] = before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
-        """Let sites score their own models on their own test samples.
-
-        A warning names the sites that send no valid scores.
+        """Send sites their own models, and let each site score its model on its own test samples.
 
         Args:
-            models: the server's instructions by site number.
+            models: an instruction for each site, by site number. It contains the model to score.
 
         Returns:
-            ``{site: {name: score}}``, with the names in :data:`OWN_SCORES`.
+            ``{site: {name: score}}``, with the names in :data:`OWN_SCORES`. Sites that send no valid scores are left
+            out, with a warning.
         """
         packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
         scores: dict[int, dict[str, float]] = {}

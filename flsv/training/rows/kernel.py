@@ -144,13 +144,13 @@ class RowTraining:
         del self._stacked
 
     def gradients(self, batch: Any) -> State:
-        """Compute the gradients of all m rows on one shared batch, and update the rows' buffers.
+        """Compute the gradients of all m models on the same batch, and update the models' buffers.
 
         Args:
-            batch: the batch, which is the same for all rows.
+            batch: the batch of samples, which all models share.
 
         Returns:
-            Gradients ``[m, ...]`` by parameter name.
+            The gradients by parameter name, ``[m, ...]``: index i along the first dimension is model i.
         """
         return self._step(self.states, batch)[0]
 
