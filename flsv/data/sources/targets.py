@@ -43,7 +43,8 @@ def with_values(table: Table, name: str, argument: str, columns: Columns) -> Tab
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """Convert texts to whole numbers if this loses nothing, so that 2 is sorted before 10; else return them unchanged.
+    """Convert texts to whole numbers, so that 2 is sorted before 10. If one is no whole number, or is written otherwise
+    (``"02"``), return all texts unchanged.
 
     Example:
         >>> natural_order(["10", "2"]), natural_order(["10", "02"])
