@@ -93,7 +93,7 @@ def retrain(
         metric: the performance of a model, as for :func:`flsv.retrain`. None: the performance that the run's metrics
             used; accuracy if they used none. Trainings are stored separately for each performance.
         mode: whether less (``"min"``) or more (``"max"``) of a logged ``metric`` is better.
-        judges: whose samples models are judged on, as for :func:`flsv.retrain`. None: as for the run's metrics.
+        judges: whose samples models are scored on, as for :func:`flsv.retrain`. None: those of the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the random
             variation of training. None: three if coalitions are trained side by side, else one.

@@ -51,7 +51,8 @@ class CSVData(L.LightningDataModule):
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
-        pos_label: the positive one of two classes, which gets the number 1; None: the rarer one.
+        pos_label: the positive one of two classes, which gets the number 1; None: 1 of 0 and 1, ``True`` of truth
+            values, else the rarer one.
         seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
 
     Attributes:

@@ -114,9 +114,9 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
     """Return whether the smallest or largest numbers of a column look like sentinels of missing values.
 
     They do if each occurs at least twice and their distance from the other numbers exceeds the range of the others.
-    With at most ``FEW`` other numbers, one of the suspects must also consist of nines (9, -99, 999). With more, half
-    that distance suffices if one of them consists of several nines, or of a nine with a sign, and any distance if only
-    suspects, one of them of nines, are negative.
+    With at most ``FEW`` other numbers, one of the suspects must also consist of nines (9, -99, 999). With more other
+    numbers, suspects of nines need less distance: half the range if one of them has several characters (-9, 99), and
+    any distance if all suspects are negative and no other number is.
 
     Args:
         end: the suspects, the smallest or the largest numbers, as index; how often each occurs, as values.

@@ -62,7 +62,7 @@ from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
-#: The candidate kernels, each as the list of the parts of its sum; :func:`fit_surrogate` takes the likeliest.
+#: The candidate kernels, each a list of kernels to sum; :func:`fit_surrogate` takes that of the largest likelihood.
 SURROGATES: list[list[Kernel]] = [
     *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
     [membership, pairs, averaged_membership],
