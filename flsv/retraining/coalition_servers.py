@@ -138,7 +138,7 @@ class Servers:
         self._servers = servers
 
     def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
-        """Begin a round.
+        """Begin a round: give each coalition's server its cohort and its model.
 
         Args:
             members: bool ``[K, n]``, the members of each coalition that take part in the round.

@@ -218,7 +218,7 @@ def tables_source(
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
         """Return the source with features that are fitted on ``fit_rows``, the indices of each client's training rows;
-        if that is None, without features."""
+        if ``fit_rows`` is None, without features."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

@@ -76,8 +76,8 @@ class Table:
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """Return the name of the concatenated table from which row number ``row`` is, and the row's line in that
-        table's file, for messages."""
+        """Return a text for messages that names the table, among those that were concatenated, and the line in its file
+        from which row number ``row`` comes."""
         for part in self.parts:
             if row < len(part):
                 break
