@@ -93,31 +93,31 @@ def retrain(
         metric: the performance of a model, as for :func:`flsv.retrain`. None: the performance that the run's metrics
             used; accuracy if they used none. Trainings are stored separately for each performance.
         mode: whether less (``"min"``) or more (``"max"``) of a logged ``metric`` is better.
-        judges: whose samples models are judged on, as for :func:`flsv.retrain`. None: as for the run's metrics.
+        judges: whose samples models are scored on, as for :func:`flsv.retrain`. None: those of the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
-        seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
-            training. None: three if they are trained side by side, else one.
+        seeds: the number of trainings of every coalition, each with another seed; their spread shows the random
+            variation of training. None: three if coalitions are trained side by side, else one.
         participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
         overrides: arguments of ``flsv fit`` that override the run's configuration.
-        jobs: the number of processes that train at once; None: as many as there are cores, or one that uses an
-            accelerator.
-        threads: the number of threads of each of them; None: so many that all cores are used, for a process that has
-            not used PyTorch's threads itself.
-        say: called with lines of text: how many coalitions are trained, and why each by a fit of its own, if they are.
-        wait: called with a text that says what is being done, before each step that takes long.
+        jobs: the number of processes that train at once; None: the number of cores, or 1 if an accelerator is used.
+        threads: the number of threads of each of these processes; None: as many as use all cores. Give None only if
+            this process has not used PyTorch's threads itself.
+        say: called with lines of text about the progress, and with the reason if each coalition is trained by a fit of
+            its own.
+        wait: called before each long step with a text that says what is being done.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
-        judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, the interval is the average
+        judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, its width is from the usual
         spread between seeds, see :func:`flsv.functional.shapley.one_seed.one_seed_stderr`. ``majority`` is the accuracy
         of always answering with the validation set's most frequent class, NaN if models are not judged by accuracy.
         ``seeds``, ``rounds`` and ``trainings`` describe what was trained, ``changed`` lists every setting that differs
         from the run's.
 
     Raises:
-        ConfigurationError: the folder holds no configuration; the data are not those of the run; the federation has
-            entries of the model that stay at the clients; the folder holds trainings with other settings or data; the
-            coalition of all comes to other weights than the run; or a training failed.
+        ConfigurationError: the folder holds no configuration; the data are not those of the run; a part of the model
+            stays at the clients; the folder holds trainings with other settings or data; the coalition of all clients
+            comes to other weights than the run; or a training failed.
     """
     _check_performance(metric, mode)
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
@@ -145,8 +145,8 @@ def retrain(
 
 
 def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -> None:
-    """Add the utilities of coalitions that were trained at the end of the run, in exactly the same way, to the
-    store."""
+    """Add to the store the utilities of coalitions that the run itself trained after its last round, by fits that are
+    the same as this command's, so that they are not trained again."""
     by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
     for seed in seeds:
         for members, values in trained_in(run, by, seed, facts.rounds).items():
@@ -155,8 +155,14 @@ def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -
 
 
 def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the place where coalitions are trained: ``jobs`` processes at once, of ``threads`` threads each, of which
-    none takes more than ``limit_s`` seconds."""
+    """Return the object that trains coalitions in child processes.
+
+    Args:
+        facts: the facts about the run's federation.
+        jobs: the number of processes at once; None: the number of cores, or 1 if an accelerator is used.
+        threads: the number of threads of each process; None: as many as use all cores.
+        limit_s: the seconds after which a process is ended; None: there is no limit.
+    """
     jobs = jobs or (cores() if facts.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -167,7 +173,8 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the seconds after which a training is given up: many times those of the run; None: they are unknown."""
+    """Return the seconds after which a training is ended: :data:`LONGER` times the duration in the run's ``record``,
+    plus :data:`LEAST_S`; None if the record has no end of the run."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
@@ -175,7 +182,7 @@ def _limit_s(record: Mapping[str, Any]) -> float | None:
 
 
 def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
-    """Compute the table of the clients' values."""
+    """Compute the table that :func:`retrain` returns; ``changed`` says whether it names the changed settings."""
     n, seeds = len(facts.clients), [str(seed) for seed in found.seeds]
     columns = {
         "client": range(n),
@@ -209,8 +216,13 @@ def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -
 
     Args:
         found: the trained coalitions.
-        by_score: ``{score: utilities [seeds, K]}``.
-        metric: the score whose values are returned; shares are returned for all scores.
+        by_score: ``{score: utilities [s, K]}`` with s seeds.
+        metric: the score by which values and intervals are computed.
+
+    Returns:
+        The columns of :meth:`flsv.retraining.train_coalitions.Retrained.values` by ``metric``, and further columns with
+        the shares by each score and, by ``metric``, without each seed. There are no further columns if
+        the coalitions only rank clients.
     """
     utilities = by_score[metric]
     if found.rank_only:
@@ -235,7 +247,8 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Raise :class:`Terminated` in place of the SystemExit by which the supervisor of processes ends at SIGTERM."""
+    """Raise :class:`Terminated`, within this context, in place of the SystemExit that the supervisor of child processes
+    raises at SIGTERM."""
     try:
         yield
     except SystemExit as stopped:

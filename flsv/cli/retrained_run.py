@@ -1,7 +1,7 @@
-"""Functions by which ``flsv retrain`` works on a run's federation, each piece of work in a process of its own.
+"""Functions by which ``flsv retrain`` works on a run's federation: each call runs in a child process of its own.
 
-The command's own process runs none of the user's code. So its forks are as good as fresh processes, and may use CUDA.
-If it cannot be forked, a piece of work runs in a fresh process, which reads it from a file.
+The command's own process runs none of the user's code, so that its forks are as good as fresh processes, and may use
+CUDA. If it cannot be forked, the call runs in a fresh process, which reads function and arguments from a file.
 """
 
 from __future__ import annotations
@@ -66,20 +66,21 @@ class Question:
     participation: Participation = "drawn"
 
     def answered_by(self, loop: FederatedLoop) -> Question:
-        """Return this question with the performance and the judges of the run's metrics where none are given."""
+        """Return a copy in which ``metric``, ``mode`` and ``judges``, where they are None, are those of the metrics of
+        the run's ``loop``."""
         metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
         return replace(self, metric=metric, mode=mode, judges=self.judges or judges_of(loop))
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that are computed for each trained model, which may be more than
-        :attr:`metric`."""
+        """Return the names of all scores that are computed for each trained model: all scores of a classifier's outputs
+        if :attr:`metric` is one of them and the server judges models, else only :attr:`metric`."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
     @property
     def measure(self) -> Measure:
-        """Return the performance measure by which the trained models are scored."""
+        """Return the performance measure of the scores in :attr:`names`, or these names themselves."""
         if self.names == CLASSIFICATION:
             return CLASSIFICATION
         measure: Any = performance_of("flsv retrain", str(self.metric), self.mode, "metric")
@@ -87,14 +88,14 @@ class Question:
 
     @property
     def file(self) -> str:
-        """Return the name of the file of coalitions' utilities."""
+        """Return the name of the file, in the run's folder, with the coalitions' utilities."""
         metric = "scores" if self.names == CLASSIFICATION else str(self.metric).replace("/", "-")
         return f"retrained_{'clients_' * (self.judges == 'clients')}{metric}.csv"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a run's federation, which the process that has built it sends to the command's process.
+    """Facts about a run's federation. A child process builds the federation and sends them to the command's process.
 
     Args:
         arguments: the arguments that make the federation, see :func:`flsv.cli.saved_run.saved_run`.
@@ -108,7 +109,8 @@ class Facts:
         majority: the fraction of the validation set's most frequent class if the measure is accuracy; else NaN.
         settings: all settings on which utilities depend, except the seed.
         changed: texts about the settings that differ from the run's.
-        another_game: whether all members of a coalition train in every round although the run drew cohorts.
+        another_game: whether all members of a coalition train in every round although the run drew cohorts, so that the
+            values are those of another game than the run's.
         said: lines to print.
         warned: warnings to show.
         on_cpu: whether the trainings use no accelerator.
@@ -135,19 +137,19 @@ class Facts:
 
     @property
     def folder(self) -> Path:
-        """Return the temporary folder of the trainings."""
+        """Return the temporary folder in which the trainings may write."""
         return Path(self.arguments[1]).parent
 
 
 def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
-    """Build a run's federation in this process, and return facts about it.
+    """Build a run's federation in this process, check it, and return facts about it.
 
     Args:
         run: the run's folder.
         arguments: the arguments that :func:`flsv.cli.saved_run.saved_run` yields.
         seed: the run's seed.
         question: the options of how coalitions are trained and their models scored.
-        which: which coalitions are trained.
+        which: name of the set of coalitions, as for :func:`flsv.retrain`.
         changes: whether the arguments change the run's configuration.
 
     Raises:
@@ -192,8 +194,9 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint, with which the model of the coalition of all clients is compared, and None. If
-    the two cannot be compared, return None and a sentence with the reason.
+    """Find the run's last checkpoint, with which the model of the coalition of all clients is compared.
+
+    Return its path and None or, if the two cannot be compared, None and a sentence with the reason.
     """
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
@@ -225,11 +228,12 @@ def train(facts: Facts, piece: Piece, threads: int) -> Any:
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
-    """Return a task that lets a child process call a function of this module. The task's answer is the function's
-    result, or the ConfigurationError that the function raises.
+    """Return a task for :func:`flsv.utilities.supervisor.supervise` by which a child process calls a function of this
+    module. The task's answer is the function's result, or the ConfigurationError that the function raises.
 
     Args:
-        folder: folder for a file that tells the child what to call, if it is a fresh process and not a fork.
+        folder: folder for a file with the function's name and arguments, from which a fresh process reads them. A fork
+            needs no file.
         function: the function.
         arguments: its arguments.
     """
@@ -250,13 +254,15 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def told_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[Facts]:
-    """Yield facts about a run's federation, whose temporary folder exists within this context.
+    """Build a run's federation in a child process, and yield the facts from :func:`tell`.
+
+    Within this context :attr:`Facts.folder` exists.
 
     Args:
         run: the run's folder.
         overrides: arguments of ``flsv fit``, which override the run's configuration.
         question: the options of how coalitions are trained and their models scored.
-        which: which coalitions are trained.
+        which: name of the set of coalitions, as for :func:`flsv.retrain`.
 
     Raises:
         ConfigurationError: the folder has no configuration; the data are not those of the run; or models cannot be
@@ -272,7 +278,7 @@ def told_run(run: Path, overrides: Sequence[str], question: Question, which: Whi
         yield facts
 
 
-#: What a fresh process runs.
+#: Python code that a fresh process runs, see :func:`in_a_process`.
 FRESH = """
 import sys
 from flsv.cli.command import importing
@@ -283,6 +289,7 @@ answer_file(sys.argv[1])
 
 
 def answer_file(path: str) -> None:
-    """Call the function that the file of :func:`in_a_process` names, and answer its supervisor."""
+    """Call the function in the file ``path``, which :func:`in_a_process` has written, and send its answer to the
+    supervising process."""
     name, given = pickle.loads(Path(path).read_bytes())
     answer(_answer_of(globals()[name], *given))

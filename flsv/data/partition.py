@@ -23,8 +23,9 @@ Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 class Partitioner(ValidatedArguments, ABC):
     """Base class of partitioners, which assign a data set's samples to clients.
 
-    Subclasses override :meth:`partition`; calling the object also checks its arguments and its result. The result
-    depends only on the seed and the arguments of the call: no global random generator is used.
+    Subclasses override :meth:`partition`. Call the object itself, ``partitioner(labels, num_classes, groups)``, which
+    calls :meth:`partition` and checks its arguments and result. The result depends only on the seed and these
+    arguments: no global random generator is used.
 
     Args:
         num_clients: number of clients, at least 2. None is allowed only in partitioners that take the number from the
@@ -103,7 +104,7 @@ def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) 
     """Count the samples of each class at each client.
 
     Args:
-        parts: indices of each client's samples, int64 ``[n]``.
+        parts: for each client the indices of its samples, int64.
         labels: class of every sample, int64 ``[N]``.
         num_classes: number of classes.
 
@@ -124,10 +125,10 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive pieces of the given shares; indices beyond the last share are left out.
+    """Cut ``indices`` into consecutive pieces, one per entry of ``shares``, whose sizes are these shares of the whole.
 
-    Cut points are rounded cumulative shares, so the size of a piece differs from its exact share by less than one
-    sample, and shares that sum to 1 use every sample.
+    Sizes are rounded such that a size differs from its exact share by less than one. If the shares sum to 1, every
+    index is in a piece; if they sum to less, the last indices are in none.
 
     Example:
         >>> [len(piece) for piece in cut(torch.arange(10), torch.tensor([0.5, 0.25, 0.25]))]
@@ -207,8 +208,8 @@ class IIDPartitioner(Partitioner):
 class GroupPartitioner(Partitioner):
     """Partition by natural groups: one client per group, or whole groups divided among a given number of clients.
 
-    A group is never split. With fewer clients than groups, the groups go to the clients one after the other, from the
-    largest group to the smallest, which makes the clients' sizes similar if there are many groups.
+    A group is never split. With fewer clients than groups, the groups are dealt to the clients in turn, the largest
+    group first, which makes the clients' sizes similar if there are many groups.
 
     Args:
         num_clients: number of clients, at least 2. None: one client per group, in the order of the groups; the number

@@ -1,8 +1,8 @@
-"""value_round: the clients' contributions to a round that another framework, or the user's own loop, has run.
+"""value_round: measures the clients' contributions to a round that another framework, or the user's own loop, has run.
 
-For rounds of plain PyTorch, of Fabric, and of other frameworks, such as an NVFlare aggregator;
-:class:`flsv.outside.flower.Contributions` calls it for a Flower strategy. Nothing is trained or aggregated here; the
-metrics and their results are those of a :class:`flsv.FederatedLoop`.
+It serves loops in plain PyTorch or Fabric, and other frameworks, such as an NVFlare aggregator. For a Flower strategy
+:class:`flsv.outside.flower.Contributions` calls it. It trains nothing and changes no global model; the metrics and
+their results are those of a :class:`flsv.FederatedLoop`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ _LATE = ("personalization", "exchange")
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """The n clients' values after a round; NaN for clients that have taken part in no round.
+    """Values of all n clients after a round; NaN for clients that have taken part in no round so far.
 
     Attributes:
         values: ``{metric: values [n]}``, one number per client.
-        per_class: ``{metric: values [n, M]}`` of the metrics that value each class (or, in some, each other column).
+        per_class: ``{metric: values [n, M]}`` of the metrics that have a value per class (in some metrics the columns
+            are not classes).
         diagnostics: ``{metric: {name: tensor}}``, further results of each metric.
         evaluations: the number of models that were evaluated for this round's metrics.
-        names: the clients' names, in the order of the rows of ``values``.
-        table: the same values as rows of a run's table.
+        names: the clients' names, in the order of ``values``.
+        table: the same values as rows of a run's table, of which :meth:`to_frame` returns some columns.
     """
 
     values: Mapping[str, Tensor]
@@ -177,7 +178,8 @@ def value_round(
 
 
 def _own_module(module: nn.Module) -> nn.Module:
-    """Unwrap a module from Fabric's wrapper; raise ConfigurationError for a module of the package pytorch_lightning."""
+    """Return the module inside Fabric's wrapper, or the module itself if it has none; raise ConfigurationError for a
+    module of the package pytorch_lightning."""
     module = _unwrap_objects(module)
     kinds = type(module).__mro__
     if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
@@ -232,13 +234,19 @@ class _Cohort:
 
     @property
     def called(self) -> list[str]:
-        """Return the clients that took part, by their names for messages."""
+        """Return the names, for messages, of the clients that took part."""
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return the values ``given`` in a list or by client in the order of the updates; an empty list for None.
+        """Return one value per client that took part, in the order of the updates.
 
-        ``argument`` is the name of the argument, for messages."""
+        Args:
+            given: the values, a list in this order or a mapping by client; None: return an empty list.
+            argument: the argument in which the user gave them, for messages.
+
+        Raises:
+            ConfigurationError: ``given`` does not have exactly the clients of the updates.
+        """
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -251,8 +259,10 @@ class _Cohort:
         return [given[key] for key in expected]
 
     def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
-        """Return the clients' numbers of samples, int64 ``[k]``, by default 1, and weights in the aggregation, float64
-        ``[k]``, by default each one's share of the samples."""
+        """Return the clients' numbers of samples, int64 ``[k]``, and their weights in the aggregation, float64 ``[k]``.
+
+        If ``num_samples`` is None, each client has 1 sample; if ``weights`` is None, a client's weight is its share of
+        the samples."""
         counts = torch.tensor([int(count) for count in self._numbers(num_samples, "num_samples", Count)])
         counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
         shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
@@ -263,8 +273,8 @@ class _Cohort:
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
-    """Return ``{name: metric}`` for the argument ``metrics`` of :func:`value_round`; None: the default metric of
-    ``loss``."""
+    """Return ``{name: metric}`` for the arguments ``metrics`` and ``loss`` of :func:`value_round`, also for their
+    defaults."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
     if metrics is None:
@@ -298,7 +308,14 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update the metrics before and after aggregation with the clients' ``weights``, and return the clients' values."""
+    """Update all metrics with the round, and return the clients' values.
+
+    Args:
+        board: the metrics.
+        round: the round before aggregation. It is aggregated with ``weights`` for metrics that need the new model.
+        weights: ``[k]``, the clients' weights in the aggregation.
+        names: the names of all clients.
+    """
     games: Any = round.games
     if games is not None:
         games.begin(round)
@@ -317,8 +334,8 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
 
 
 def _check_names(board: ContributionMetrics, names: list[str]) -> None:
-    """Raise ConfigurationError if a metric has seen rounds of clients with other names: its values are stored by the
-    clients' positions."""
+    """Raise ConfigurationError if a metric has seen rounds with other client names, or another order of them: it stores
+    values by the clients' positions."""
     for name, metric in board.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue

@@ -32,17 +32,19 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """Compute, at a client, the Shapley values of its own and the downloaded models, and store the client's next model.
+    """Compute, at a client, the Shapley values of its own and the downloaded models, and mix the models by them.
+
+    The mixture is stored in ``local.state`` as the client's next model.
 
     Args:
         local: the client's data, with the model that it has just trained.
-        others: the downloaded models, a vector ``[Q]`` each; Q is the size P of a whole model, or that of its
-            classifier.
-        extractor: the shared other entries of the models, ``[P - Q]``; None if Q = P.
+        others: the other clients' downloaded models, a vector ``[Q]`` of personal entries each. Q is the size P of a
+            whole model, or that of its classifier.
+        extractor: ``[P - Q]``, the entries that are not personal and that all clients share; None if Q = P.
         personal: mask of the Q personal entries, bool ``[P]``; None: all entries are personal.
         num_parameters: number of entries at the beginning of a whole model that are parameters; the buffers
             (BatchNorm's statistics) after the parameters do not count in distances.
-        permutations_factor: orders per player, see :class:`flsv.personalization.PFedSV`.
+        permutations_factor: number of random orders per model, see :class:`flsv.personalization.PFedSV`.
         self_weight: distance assigned to the client's own model, see :class:`flsv.personalization.PFedSV`.
         safeguard: whether to keep the client's own model if the mixture is less accurate.
         game: ``"coalition"`` or ``"joining"``, see :class:`flsv.personalization.PFedSV`.
@@ -85,7 +87,13 @@ def collaborate(
 
 
 def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """Return the model of the smallest loss among 11 on the line from the client's own, ``models[0]``, to ``mixed``."""
+    """Return the model with the smallest loss among 11 models on the line from the client's own to the mixture.
+
+    Args:
+        models: ``[s, Q]``, the client's own model first.
+        mixed: ``[Q]``, the mixture of these models.
+        evaluate: a function that scores models ``[K, Q]`` by a named score.
+    """
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
     path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
     # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
@@ -95,14 +103,12 @@ def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str],
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
     """Compute the Shapley values ``[players]`` of the models, of which the first is the client's own.
 
-    If the others join the client, it is in every coalition: its value is its own model's utility, and the game is the
-    other models'.
-
     Args:
-        utility: accuracy of the mean of each coalition's models, by masks ``[K, players]``.
+        utility: function of masks ``[K, players]`` that returns the accuracy of the mean of each coalition's models.
         players: number of models.
-        joins: whether the others join the client's own model.
-        orders: orders per player that the budget of evaluations is made for.
+        joins: whether the client's own model is in every coalition. Then only the other models are players, and the
+            first value is the accuracy of the client's own model alone.
+        orders: number of random orders per player, from which the budget of evaluations follows.
         generator: generator of the orders.
     """
     if not joins:
@@ -135,7 +141,9 @@ def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Return which entries of a model's vector belong to the named layers, bool ``[P]``; by default to the head.
+    """Return a mask, bool ``[P]``, of the entries of a model's vector that belong to the layers named ``layers``.
+
+    If ``layers`` is None, these are the entries of the classifier head.
 
     Raises:
         ConfigurationError: a layer does not exist, or ``layers`` is None and the module has no head.

@@ -221,4 +221,4 @@ def into_a_coalitions_fit(
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a method that a coalition's fit does not call."""
+    """Do nothing, in place of a method that must not act in a coalition's fit, such as ``save_checkpoint``."""

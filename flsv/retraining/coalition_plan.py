@@ -117,8 +117,8 @@ class CoalitionPlan:
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Keep the state before the fit, from which coalitions can be trained after it: by a fork of this process or,
-        if that is impossible, by copies of the Trainer and the module.
+        """Keep the state before the fit, so that coalitions can be trained from it after the fit: by a fork of this
+        process or, if that is impossible, by copies of the Trainer and the module.
 
         Returns:
             False in the run's own process. True in a process that was forked later to train a coalition, and whose

@@ -55,7 +55,7 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
     Args:
         sampler: the federation's sampler.
         masks: a function of the number of clients, which returns the members of the coalitions, bool ``[K, n]``.
-        num_clients: n.
+        num_clients: n, the number of clients.
 
     Raises:
         ConfigurationError: the sampler cannot draw among the members of a coalition.

@@ -79,7 +79,7 @@ class CoalitionRounds:
         models: ``[K, P]``, the models that the coalitions start from.
         seed: the seed of the clients' batches and of the draws.
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        saved: the ``state_dict`` of a checkpoint; None: the run begins.
+        saved: the ``state_dict`` of a checkpoint; None: a new run begins.
         slots: the parts of the trainer's state that are kept per client; None: clients keep no such state.
         ranks: the processes among which the clients' trainings are divided; each process gets all results.
 

@@ -43,7 +43,7 @@ def servers_of(
         federation: the properties of the whole federation.
         masks: bool ``[K, n]``, the members of each coalition.
         models: ``[K, P]``, the models that the coalitions start from.
-        saved: the servers' ``state_dict`` from a checkpoint; None: the run begins.
+        saved: the servers' ``state_dict`` from a checkpoint; None: a new run begins.
         samplers: each coalition's sampler; None: all members take part in every round.
     """
     # Without uploads, an outlier filter that excludes nobody drops only updates that are not finite, which `Averages`
@@ -138,7 +138,7 @@ class Servers:
         self._servers = servers
 
     def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
-        """Begin a round.
+        """Begin a round: give each coalition's server its cohort and its model.
 
         Args:
             members: bool ``[K, n]``, the members of each coalition that take part in the round.
@@ -196,7 +196,7 @@ class OneServer:
     Args:
         federation: the properties of the whole federation.
         start: ``[P]``, the model that the coalition starts from.
-        saved: the server's ``state_dict`` from a checkpoint; None: the run begins.
+        saved: the server's ``state_dict`` from a checkpoint; None: a new run begins.
         sampler: the coalition's sampler; None: all members take part in every round.
     """
 

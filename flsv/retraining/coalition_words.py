@@ -17,9 +17,9 @@ class HowTrained:
         names: the names of the metrics that need the coalitions.
         masks: bool ``[K, n]``, the members of the coalitions, the empty and the full coalition first.
         cohort: the mean number of clients that the sampler draws for a round; None: all.
-        why: the reason why the coalitions are trained after the run; None: they are trained during it.
+        why: the reason why the coalitions are trained after the run; None if they are trained during the run.
         own_cohorts: whether each coalition draws cohorts of its own.
-        no_fork: the reason why fits after the run are not forks of its process; None: they are.
+        no_fork: the reason why coalitions are trained after the run without forks; None if forks are used.
     """
 
     names: str
@@ -35,7 +35,7 @@ class HowTrained:
         return f"{len(self.masks) - 2} coalitions{own}"
 
     def planned(self) -> str:
-        """Describe the decision, its reason and its cost."""
+        """Return a line for the log: how the coalitions will be trained, why, and at what cost."""
         if self.why is None:
             return f"{self.names}: {self._count} are trained during the run, batched"
         copies = "" if self.no_fork is None else f" by a copy of the Trainer and the module, since {self.no_fork}"
@@ -48,7 +48,7 @@ class HowTrained:
         )
 
     def done(self) -> str:
-        """Describe how the coalitions were trained."""
+        """Return a closing line for the run: how the coalitions were trained."""
         if self.why is None:
             return f"{self.names}: {self._count} were trained during the run, batched."
         fits = f"{fits_of(self.masks, self.cohort):.3g} fits in all"

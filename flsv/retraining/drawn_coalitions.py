@@ -47,7 +47,7 @@ class DrawnCoalitions(Strategy):
         space: the map between the module and its vectors ``[P]``.
         initial: ``[P]``, the model before the first round.
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        saved: the ``state_dict`` of a checkpoint; None: the run begins.
+        saved: the ``state_dict`` of a checkpoint; None: a new run begins.
         give_up: a function that is called with the reason if rows turn out to differ from separate runs; from then on
             no coalitions are trained. None: an error is raised instead.
         prove: as for :class:`flsv.retraining.shadow.ShadowTraining`.

@@ -78,13 +78,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A federation before its fit.
+    """Federation before its fit, for :func:`work_on`.
 
     Args:
-        trainer: the trainer, with a loop among its callbacks.
+        trainer: the trainer, with a :class:`flsv.FederatedLoop` among its callbacks.
         module: the module.
-        data: the data.
-        measure: the performance of models.
+        data: the data module.
+        measure: the performance measure by which trained models are scored.
     """
 
     trainer: L.Trainer
@@ -160,7 +160,7 @@ def _train_fit(piece: Piece, federation: Federation, folder: str, checkpoint: Pa
 
 
 class FitsInProcesses:
-    """Trainings in child processes, see :class:`flsv.retraining.train_coalitions.Trainings`.
+    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_coalitions.Trainings`.
 
     Args:
         task: a function that turns a :class:`Piece` into a task for a child process, whose answer is the result of

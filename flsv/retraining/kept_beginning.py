@@ -30,7 +30,7 @@ class KeptBeginning:
         self.no_copy = ""
 
     def __bool__(self) -> bool:
-        """Return whether anything is kept."""
+        """Return whether a fork or copies are kept."""
         return self.forks is not None or self._spare is not None
 
     def __getstate__(self) -> dict[str, Any]:

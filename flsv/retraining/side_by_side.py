@@ -212,7 +212,8 @@ class CoalitionTraining(L.Callback):
 
 
 def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
-    """Explain which hook of the module or a callback around a round would not be called; None: there is none.
+    """Return a text that names a hook at the start or end of a round, of the module or a callback, which side-by-side
+    training would not call; None if there is no such hook.
 
     A module's hook at the end of a round is allowed, since most only log; if it does more, :func:`check_same` fails."""
     module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")
@@ -222,7 +223,7 @@ def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
 
 
 def _why_not(config: FederationConfig) -> str | None:
-    """Explain why coalitions of a federation cannot be trained side by side; None: the configuration allows it."""
+    """Return why coalitions of a federation cannot be trained side by side; None if the configuration allows it."""
     if config.share != "all":
         return f"with share={config.share!r} a part of the model stays at the clients"
     if config.optimizer_state != "reset":

@@ -15,7 +15,7 @@ from flsv.games.members import Members, members_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
-#: The round of a utility after training, in a store that knows no rounds.
+#: The index under which utilities after training are stored if a store has no rounds.
 LAST = -1
 #: A coalition's utilities after a round, by each performance: one number, or one for each class.
 Row = Sequence[Sequence[float]]

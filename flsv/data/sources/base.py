@@ -1,5 +1,5 @@
-"""SourceData, the common form of all sources, and functions that make data sets of arrays ``(X, y)``, number classes
-alike in several data sets, and concatenate them."""
+"""SourceData, the common form of all sources, and functions that make data sets of arrays ``(X, y)``, give
+classes the same numbers in several data sets, and concatenate data sets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class ColumnCard:
     Args:
         name: name of the column.
         kind: kind of the column, such as ``"numbers"``, ``"categories"``, ``"left out"``.
-        values: values of the column for the training samples, numbers or words, ``[N]``; NaN for missing values.
+        values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
+            is read, those of the training samples in :class:`SourceData`.
         categories: the different words of the training rows, sorted; None if the column does not have categories.
     """
 
@@ -51,7 +52,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """Text about how the column is used, such as ``"3 categories"``."""
+        """Text that says as what features the column is used, such as ``"3 categories"`` or ``"0 or 1"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
@@ -64,7 +65,7 @@ class SourceData:
     Args:
         train: the training data, map-style.
         val: the source's own validation data; None without such data.
-        val_loaders: one or several loaders of validation data, used unchanged, if the data cannot be given as ``val``.
+        val_loaders: in place of ``val`` one or several loaders of validation data, which are used unchanged.
         test: the test data; None without test data.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``; None: all samples.
         class_names: names of the classes; empty if the source has none.
@@ -74,12 +75,12 @@ class SourceData:
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client, so that each group is one client's data; then each group must
             keep a training sample.
-        labeled: whether the user's argument ``labels`` was used already, to read the targets from that column.
-        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
+        labeled: whether the targets have already been read from the column that the user's argument ``labels`` names.
+        by_rarity: whether the rarer one of two classes was made the positive one, since the user named none.
         pooled: whether inputs depend on statistics of all training samples, such as means.
         columns: one :class:`ColumnCard` per column of a table; empty for other data.
-        fitted: function ``fitted(indices of each client's training samples)`` that returns the data with inputs fitted
-            on these samples; None if the inputs need no fit.
+        fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
+            inputs are standardized and encoded by these samples. None if inputs need no such fit.
     """
 
     train: Dataset
@@ -131,7 +132,7 @@ class Reading:
         label: the column to predict, for data with columns; None without such a column.
         group: the column with each row's client; None without such a column.
         columns: options by which the other columns become inputs.
-        pos_label: the positive one of two classes; None: the rarer one.
+        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
     """
 
     files: Files = field(default_factory=Files)
@@ -268,10 +269,10 @@ def _inputs(x: Any) -> Tensor:
 
 
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """Convert an object with named columns to a table.
+    """Convert a DataFrame, or an object that can be converted to one, to a table.
 
-    If the user names no column to predict, a Hugging Face data set is returned unchanged: its rows are dictionaries,
-    which the user's model may read."""
+    A Hugging Face data set is returned unchanged if the user names no column to predict (``reading.label`` is None).
+    Its rows are dictionaries, which the user's model may read."""
     as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
     return frame if as_it_is else frame_table(frame)
 
@@ -281,15 +282,15 @@ def one_numbering(
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
     """Change the labels of several data sets so that classes of the same name have the same number.
 
-    In a folder of images, or for labels that are words, classes are numbered from 0: at a client without cats, dogs may
-    be class 0. If all clients name the same classes, their numbers are kept; else the classes of all clients together
-    are numbered in sorted order. If there are two classes that flsv has numbered by their names, the positive one gets
-    the number 1.
+    In folders of images, or with labels that are words, each data set has numbered its own classes from 0: at a client
+    without cats, dogs may be class 0. If all clients name the same classes, their numbers are kept; else the classes of
+    all clients together are numbered in sorted order. If there are two classes, and flsv itself had numbered them, the
+    positive one gets the number 1.
 
     Args:
         parts: ``{client: data set}``.
         held_out: ``{name: data set}`` of validation and test data.
-        pos_label: the positive one of two classes; None: the rarer one.
+        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
 
     Returns:
         The clients' data sets, the validation and test data, and the names of the classes, which are empty if the data
@@ -337,7 +338,7 @@ def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], po
 
 
 def by_name(dataset: Dataset) -> bool:
-    """Return whether flsv has numbered a data set's classes in the order of their names."""
+    """Return whether flsv, not the user, has numbered a data set's classes, in the sorted order of their names."""
     return getattr(dataset, "by_name", False)
 
 

@@ -107,7 +107,8 @@ class Columns:
         return {"", *(usual if self.gaps is None else self.gaps)}
 
     def concerning(self, name: str, typed: bool) -> tuple[Any, ...]:
-        """Return the values of all options that affect how the column ``name`` is read."""
+        """Return the values of all options that affect how the column ``name`` is read, as a key for caching; ``typed``
+        is as in :meth:`missing`."""
         named = name in (self.categorical or ()), name in (self.features or ()), (self.dates or {}).get(name)
         gaps = self.gaps.get(name) if isinstance(self.gaps, dict) else self.gaps
         notation = self.decimal, self.thousands, self.date_format, self.max_categories
@@ -225,8 +226,12 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
 
 
 def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
-    """Return the kind of a text file's column (numbers, truth values or words) from its values as ``texts`` and as
-    ``numbers``."""
+    """Return whether a text file's column has numbers, truth values or words (an empty text without any value).
+
+    Args:
+        texts: the column's values, without missing ones.
+        numbers: the same values as numbers, NaN for each that is not a number.
+    """
     if not texts or _TRUTHS.keys() >= set(texts):
         return TRUTH if texts else ""
     known = np.isfinite(numbers)
@@ -267,18 +272,21 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 
 
 def _check_kind(table: Table, name: str, values: pd.Series, kind: str | None, columns: Columns) -> None:
-    """Raise ColumnError if a column has values of several kinds, or dates."""
+    """Raise ColumnError if ``kind`` is None (values of several kinds, or of an unusable one) or values are dates."""
     if kind is None or (kind == WORDS and not table.typed and are_dates(values.dropna())):
         raise _no_kind(table, name, values, columns)
 
 
 def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
-    """Return the kind of a DataFrame's column, and its values as numbers, NaN for each value that is not a number."""
+    """Return the kind of a DataFrame's column, None if it has values of several kinds or of an unusable one; and its
+    values as numbers, NaN for each that is not a number."""
     return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
 
 
 def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return the kind of a text file's column, and its values as numbers; each file may have its own notation."""
+    """Return the kind of a column of text files, and its values as numbers, NaN for each that is not a number.
+
+    Each file of the table may have its own notation of numbers."""
     parts = _by_file(table, values)
     numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
     there = values.notna()

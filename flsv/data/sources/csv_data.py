@@ -43,14 +43,16 @@ class CSVData(L.LightningDataModule):
 
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
-        group: the column whose values are the natural clients; None: there is no such column.
+        group: the column that says to which natural client, such as a hospital, a row belongs; None: there is no such
+            column.
         root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing; None: test samples are taken from the first
             file, see ``test_fraction``.
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
-        pos_label: the positive one of two classes, which gets the number 1; None: the rarer one.
+        pos_label: the positive one of two classes, which gets the number 1; None: 1 of 0 and 1, ``True`` of truth
+            values, else the rarer one.
         seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
 
     Attributes:
@@ -135,11 +137,14 @@ class CSVData(L.LightningDataModule):
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Draw the training, validation and test samples; return the sorted indices of ``train``, ``val`` and ``test``.
+        """Divide the samples of the first file at random into training, validation and test samples.
 
         Args:
             samples: number of samples in the first file.
-            groups: group of each sample; one sample of each group stays for training. None without groups.
+            groups: group of each sample; at least one sample of each group is for training. None without groups.
+
+        Returns:
+            The sorted indices of the samples, ``{"train": indices, "val": indices, "test": indices}``.
         """
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
         # The first sample of each group in this order stays for training.
@@ -168,11 +173,11 @@ class CSVData(L.LightningDataModule):
         test: Sequence[Tensor] | None,
         classes: Sequence[str] | None = None,
     ) -> None:
-        """Create and store the data sets.
+        """Create the data sets, and store them in the attributes ``train_set``, ``val_set`` and ``test_set``.
 
         Args:
             tensors: inputs and targets of the samples in the first file.
-            splits: indices of the samples of ``train``, ``val`` and ``test``.
+            splits: the result of :meth:`split`: indices of the samples of ``train``, ``val`` and ``test``.
             groups: group of each sample; None without groups.
             test: inputs and targets of the test file; None without one.
             classes: names of the classes; None without classes.

@@ -1,5 +1,5 @@
-"""Checks that find doubtful columns: identifiers, sentinels (codes for missing values, such as -999), marks of missing
-values that occur in no row, and columns with different names in different tables."""
+"""Checks for likely mistakes in columns: identifiers, sentinels (codes for missing values, such as -999), marks of
+missing values that occur in no row, and columns with different names in different tables."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnE
 
 def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iterator[ColumnError]:
     """Yield a ColumnError, without raising it, for each column of dates in which some dates look like sentinels (codes
-    for missing values). Columns from whose dates days are counted are included.
+    for missing values).
+
+    Checked are those of ``names`` that the option ``dates`` converts to days, and the columns that it gives as starts.
 
     Raises:
-        ColumnError: the column from which days are counted has no dates.
+        ColumnError: a column that is given as a start has no dates.
     """
     dated = {*names} & {*(columns.dates or ())}
     dated |= {(columns.dates or {})[name] for name in dated} - {DAYS}
@@ -112,12 +114,13 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
     """Return whether the smallest or largest numbers of a column look like sentinels of missing values.
 
     They do if each occurs at least twice and their distance from the other numbers exceeds the range of the others.
-    With at most ``FEW`` other numbers, one of them must also consist of nines (9, -99, 999). With more other numbers,
-    nines of several characters need only half that distance, and none if only they are negative.
+    With at most ``FEW`` other numbers, one of the suspects must also consist of nines (9, -99, 999). With more other
+    numbers, suspects of nines need less distance: half the range if one of them has several characters (-9, 99), and
+    any distance if all suspects are negative and no other number is.
 
     Args:
-        end: how often each of the smallest or largest numbers occurs, by number.
-        rest: the other numbers, sorted.
+        end: the suspects, the smallest or the largest numbers, as index; how often each occurs, as values.
+        rest: the other numbers of the column, sorted.
     """
     if len(rest) < 2 or end.min() < 2:
         return False
@@ -131,7 +134,7 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
 
 
 def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield a message for the marks of missing values in ``columns`` that occur in no row."""
+    """Yield messages about marks of missing values that the user has set (``columns.gaps``) but that no row has."""
     gaps = columns.gaps or {}
     unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
     for name, marks in unusual.items():
@@ -142,8 +145,9 @@ def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
 
 
 def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
-    """Find columns that seem to be the same column under different names in different tables. Return a list of pairs:
-    the names of such a column, and a ColumnError about it.
+    """Find columns that seem to be the same column under different names in different tables.
+
+    Return a list with a pair for each such column: its different names, and a ColumnError about it.
 
     Example:
         >>> from flsv.data.sources.table import one_table

@@ -1,5 +1,5 @@
-"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and sources that
-are tables: one table with a column of clients, or one table per client."""
+"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and a function
+that makes a source of tables: of one table with a column of clients, or of one table per client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TableEncoder:
         columns: options by which columns become features and targets.
         target: the column to predict.
         group: the column with each row's client, which is not a feature; None: there is no such column.
-        pos_label: the positive one of two classes; None: the rarer one.
+        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
 
     Attributes:
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
@@ -90,10 +90,10 @@ class TableEncoder:
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """Return an unfitted transformer of the columns in :attr:`read`, and set :attr:`feature_names`.
+        """Return scikit-learn's transformer of the columns in :attr:`read`, unfitted, and set :attr:`feature_names`.
 
         Args:
-            fit: bool ``[N]``, the rows on which it will be fitted.
+            fit: bool ``[N]``, the training rows, on which the caller fits the transformer.
         """
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
@@ -112,7 +112,7 @@ class TableEncoder:
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
-        """Return the names of the classes in the training rows ``table``; None for regression."""
+        """Return the names of the classes in ``table``, which are stored for :meth:`targets`; None for regression."""
         if self.columns.task == "classification":
             self._classes = class_names(table, self.target, "target", self.pos_label)
         return self._classes
@@ -126,7 +126,8 @@ class TableEncoder:
                 numbers are not standardized now.
 
         Returns:
-            Numbers of classes, int64 ``[N]`` (call :meth:`classes` before), or numbers to predict, float32 ``[N]``.
+            The index of each row's class, int64 ``[N]`` (call :meth:`classes` before), or the numbers to predict,
+            float32 ``[N]``.
 
         Raises:
             ConfigurationError: a class is not among the training rows' classes; a value is not a number; or all rows of
@@ -147,15 +148,15 @@ class TableEncoder:
         Args:
             table: rows of all tables, one table after the other.
             sizes: number of rows of each table.
-            fit: bool ``[N]``, the rows on which the encoding is fitted; None: the data sets have no features yet.
+            fit: bool ``[N]``, the rows on which the encoding is fitted; None: the data sets have 0 features.
         """
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Return a :class:`ColumnCard` for each column, with the column's values in the first ``rows`` rows; call
-        :meth:`features` before."""
+        """Return a :class:`ColumnCard` for each column, also for columns that are no features, with the column's values
+        in the first ``rows`` rows of ``table``; call :meth:`features` before."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):
@@ -165,7 +166,8 @@ class TableEncoder:
         return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
 
     def names(self, table: Table) -> list[str]:
-        """Return the names of the columns that become features, including columns that some tables lack."""
+        """Return the names of the columns to read as features, including columns that only some of the concatenated
+        tables have."""
         for argument in ("features", "categorical", "dates", "exclude", "gaps"):
             named = getattr(self.columns, argument) or ()
             for name in () if argument == "gaps" and isinstance(named, list) else named:
@@ -216,7 +218,7 @@ def tables_source(
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
         """Return the source with features that are fitted on ``fit_rows``, the indices of each client's training rows;
-        if that is None, without features."""
+        if ``fit_rows`` is None, without features."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

@@ -153,7 +153,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
 
 def known_as(name: object) -> str | None:
-    """Return ``name`` if it is in :data:`DATA_SETS`, else None (then it may be a path)."""
+    """Return ``name`` if it is a name in :data:`DATA_SETS`; None if it can only be a path."""
     return name if isinstance(name, str) and name in DATA_SETS else None
 
 
@@ -297,8 +297,8 @@ def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_fil
         is_table: function that returns whether a path is a table, a file or folder with one participant's samples.
 
     Returns:
-        ``{client's name: path}``. Tables or subfolders called ``val`` and ``test``, which belong to the server, are in
-        it under these names. Empty if the folder has images by class, or by split and class.
+        ``{client's name: path}``. The server's data, tables or subfolders called ``val`` and ``test``, are also in the
+        dictionary, under these names. It is empty if the folder has images by class, or by split and class.
 
     Raises:
         ConfigurationError: the folder has no data that can be read, or data of several kinds.
@@ -330,7 +330,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key by which numbers in names are compared as numbers: clinic 2 comes before clinic 10.
+    """Return a sorting key for a name, by which numbers in names are compared as numbers: clinic 2 before clinic 10.
 
     Example:
         >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)

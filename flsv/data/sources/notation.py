@@ -62,12 +62,13 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert the values of one file's column to numbers, as :func:`parsed` does, but in the notation that the values
-    show if this is not that of ``decimal`` and ``thousands``.
+    """Convert the values of one file's column to numbers, as :func:`parsed` does, but correct ``decimal`` and
+    ``thousands`` where the values contradict them.
 
-    With ``decimal=","``, a column with numbers such as ``0.25`` has decimal points if it has no comma, and no thousands
-    separators if it has commas. A point or comma separates thousands only if a value of the column also has a decimal
-    mark or two separators; with ``possible``, also if no value shows it.
+    ``decimal=","``: if a value such as ``0.25`` has a point that cannot separate thousands, a column without commas is
+    read with decimal points, and one with commas without thousands separators. ``thousands`` of ``"."`` or ``","``: it
+    is used only if some value of the column also has a decimal mark or has the separator twice; with ``possible`` it is
+    used without such a value, too.
 
     Example:
         >>> column_numbers(["1.250", "0.25"], ",", "."), column_numbers(["1.250", "80,5"], ",", ".")
@@ -100,9 +101,10 @@ def other_notations(
         thousands: the present thousands separator; only None may change.
 
     Returns:
-        The texts that are numbers in another notation only (none if most texts are words), and for each notation in
-        which all numbers of the column can be read its options ``decimal`` and ``thousands``. There are several
-        notations if the texts are different numbers in them, and none if no notation fits all numbers.
+        First, the texts that are numbers only in another notation; an empty list if most texts are words. Second, a
+        dictionary for each notation that fits all numbers of the column, with those of the options ``decimal`` and
+        ``thousands`` that differ from the present ones. The list has several notations if they give different numbers.
+        It is empty if no notation fits, or if the column does not show that the only fitting one is right.
 
     Example:
         >>> other_notations([["78"], ["1.234,5"]], ".", None), other_notations([["0.5", "high"]], ".", None)
@@ -123,8 +125,8 @@ def other_notations(
 
 
 def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
-    """Return ``[{option: mark}]``, one dictionary for each notation in which all texts are numbers, with the options
-    ``decimal`` and ``thousands`` that differ from the present ones.
+    """Return the notations in which all texts are numbers: for each a dictionary with those of the options ``decimal``
+    and ``thousands`` that differ from the present ones.
 
     Of several notations that give the same numbers, only the first is returned.
     """
@@ -202,8 +204,15 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only order of day, month and year, as a format, by which all texts are dates; None if no order or
-    several fit, or if a format in ``known`` has an order that does not fit."""
+    """Return the order of day, month and year in which all texts are dates, as a format such as ``"%d/%m/%Y"``.
+
+    Return None if no order fits, if several fit, or if a format in ``known`` has an order that does not fit.
+
+    Args:
+        texts: the dates, with or without a time.
+        mark: the character between day, month and year.
+        known: formats of other columns.
+    """
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)
     fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]

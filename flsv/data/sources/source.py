@@ -88,7 +88,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class _Kind:
-    """A :class:`Source` whose two methods are functions that the constructor takes."""
+    """A :class:`Source` whose methods ``match`` and ``open`` are the functions given to the constructor."""
 
     match: Callable[[Any], bool]
     open: Callable[[Any, Reading], Any]
@@ -132,14 +132,14 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether some kind of source can read a path or name as samples without splits, such as those of one
-    client."""
+    """Return whether a kind of source other than images with splits matches a path or name; its samples can then be
+    those of one client."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
 def _is_one(path: Path) -> bool:
-    """Return whether a path has a single participant's samples: a file, or a folder that another package reads as
-    such."""
+    """Return whether a path has a single participant's samples: whether it is a file for which :func:`_is_rows` is
+    True, or a folder that a kind of source of another package matches."""
     return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
 
 
@@ -149,7 +149,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
     Args:
         given: the data, in one of the forms listed in :data:`KINDS`.
         reading: options of reading.
-        what: words for the owner of the data, with which messages begin.
+        what: words for the data or their owner, with which error messages begin.
         whole: whether data with splits of their own are accepted, which are then returned as ``SourceData``.
 
     Raises:
@@ -170,8 +170,10 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Return the path that ``given`` stands for; for a client's folder with a single file of samples, that file. Return
-    the name itself if it is the name of a data set, or if there is no such path."""
+    """Return the path that the user's ``given`` stands for, or ``given`` itself if it is the name of a data set.
+
+    For a client's folder that has a single file of samples, return this file's path. With ``whole``, a path that does
+    not exist is returned as it is; without, it raises a ConfigurationError."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -186,7 +188,8 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind of source that matches; if the result is data of another form, open that, too."""
+    """Open data by the first kind of source that matches, and repeat this with the result until it is a data set, a
+    table or a ``SourceData``."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -244,7 +247,7 @@ def _splits(source: Any) -> dict[str, Any]:
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}``, each as the user gives it, else as the source has it, else None.
+    """Return ``{"val": data, "test": data}``: each is the user's if there is one, else the source's own, else None.
 
     Args:
         given: the user's validation data ``val`` and test data ``test``; None, or no entry, if the user gives none.
@@ -260,7 +263,7 @@ def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def source_name(source: Any) -> str:
-    """Return a name of a source for messages: the name or path that the user gave, or the types of its objects."""
+    """Return a name of a source for messages: the name or path if the user gave one, else the types of the objects."""
     if isinstance(source, str):
         return source
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
@@ -314,13 +317,14 @@ def _own_source(
 def _sets_source(
     found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
 ) -> SourceData:
-    """Return a source with the data sets that the clients, or a single one, hold, and with one numbering of classes.
+    """Return a copy of ``found`` with the clients' data sets, concatenated, as training data, and with validation and
+    test data. A class has the same number in all of them, see :func:`flsv.data.sources.base.one_numbering`.
 
     Args:
-        found: the source without these.
+        found: the source whose other attributes, such as the loaders' options, are kept.
         parts: ``{client: data set}``, or a single data set under any name.
-        held: the validation data ``val`` and test data ``test``, or None.
-        pos_label: the positive one of two classes; None: the rarer one.
+        held: the validation data ``val`` and test data ``test``; None for each that is not there.
+        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
         clients: whether ``parts`` has one entry per client.
     """
     sets, rest, classes = one_numbering(parts, held, pos_label)

@@ -40,7 +40,8 @@ class Table:
             which it ends in the file, or the number of the row.
         typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
         together: the tables from which this one was concatenated; empty for a single table.
-        encoding: the error to report if the file is not in UTF-8 and was read in a guessed encoding; else None.
+        encoding: an error, to be reported with those of the columns, that the file is not in UTF-8 and was read in a
+            guessed encoding; None if no encoding was guessed.
     """
 
     path: Path | str
@@ -58,8 +59,8 @@ class Table:
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return words for the rows at the positions ``rows``, for messages: their lines in the file, or the rows'
-        numbers in a DataFrame.
+        """Return a text for messages that names the rows at the positions ``rows``: by their lines in the file, or by
+        their numbers in a DataFrame.
 
         Example:
             >>> Table("wards.csv", pd.DataFrame(index=[2, 3, 4, 9])).places([0, 1, 2, 3])
@@ -75,8 +76,8 @@ class Table:
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """Return the name of the concatenated table from which row number ``row`` is, and the row's line in that
-        table's file, for messages."""
+        """Return a text for messages that names the table, among those that were concatenated, and the line in its file
+        from which row number ``row`` comes."""
         for part in self.parts:
             if row < len(part):
                 break
@@ -226,7 +227,12 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
 
 
 def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]:
-    """Return a file's text, and an error about its encoding, or None if the file is in UTF-8 or in ``encoding``."""
+    """Return a file's text and None; or, if the file is not in UTF-8 and ``encoding`` is None, its text in a guessed
+    encoding and an error, not raised, about that.
+
+    Raises:
+        ConfigurationError: the file cannot be read or decoded.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:

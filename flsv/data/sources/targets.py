@@ -43,7 +43,8 @@ def with_values(table: Table, name: str, argument: str, columns: Columns) -> Tab
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """Convert texts to whole numbers if this loses nothing, so that 2 is sorted before 10; else return them unchanged.
+    """Convert texts to whole numbers, so that 2 is sorted before 10. If one is no whole number, or is written otherwise
+    (``"02"``), return all texts unchanged.
 
     Example:
         >>> natural_order(["10", "2"]), natural_order(["10", "02"])
@@ -82,7 +83,7 @@ def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -
         table: rows of one or several tables.
         name: name of the column.
         argument: the argument in which the user gave ``name``, for messages.
-        pos_label: the positive class; None: the rarer one of two.
+        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
 
     Raises:
         ConfigurationError: the column has only one value, more values than half its rows, or names that differ only in

@@ -62,7 +62,7 @@ from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
-#: The candidate kernels, each as the list of the parts of its sum; :func:`fit_surrogate` takes the likeliest.
+#: The candidate kernels, each a list of kernels to sum; :func:`fit_surrogate` takes that of the largest likelihood.
 SURROGATES: list[list[Kernel]] = [
     *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
     [membership, pairs, averaged_membership],
@@ -104,7 +104,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     """Fit a surrogate game, with the candidate kernel and ridge penalty of the largest marginal likelihood.
 
     Args:
-        candidates: the kernels to choose from, each as the list of the parts of its sum.
+        candidates: the kernels to choose from; each is a list of kernels, of which the scaled sum is taken.
         masks: the m coalitions to fit, bool ``[m, n]``, distinct.
         utilities: the coalitions' utilities, float64 ``[m, M]``.
 
@@ -149,28 +149,29 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    r"""Estimate the Shapley values of a fit's residuals from each pair of complementary coalitions.
+    r"""Estimate the Shapley values of the residual game from each pair of complementary coalitions alone.
 
     Args:
-        layer: a layer of m pairs.
-        residuals: ``[m, M]``, the residual r(S) of a coalition minus r(N \ S) of its complement.
+        layer: m pairs of coalitions of the same two sizes.
+        residuals: ``[m, M]``, for each pair r(S) - r(N \ S), the residual of a coalition minus that of its complement.
 
     Returns:
-        ``[m, n, M]``; entry j is the estimate of the layer's part of the Shapley values from pair j alone.
+        ``[m, n, M]``: entry j is the estimate, from pair j, of what coalitions of the layer's sizes add to the Shapley
+        values.
     """
     return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
 
 @dataclass
 class AdjustedEstimator:
-    """An estimator of Shapley values from a sample of complementary pairs, by a surrogate and its residuals.
+    """Estimator of Shapley values from a sample of complementary pairs, by a surrogate and its residuals.
 
     It is called with a memoized game and a paired sample, and returns values and standard errors, both ``[n, M]``.
 
     Args:
         fit: :func:`fit_surrogate` with its candidates bound.
-        folds: 1: correct by the residuals of the coalitions in the fit. More: cross-fitting; the pairs of each fold are
-            held out of a fit and correct it, and the results are averaged over the folds.
+        folds: the number of fits. 1: fit to all pairs, and correct by their residuals. More: cross-fitting, which fits
+            without the pairs of one fold, corrects by these pairs' residuals, and averages over the folds.
     """
 
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
@@ -205,13 +206,13 @@ class AdjustedEstimator:
 
 
 def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
-    """Estimate a layer's part ``[n, M]`` of the Shapley values of the residual game.
+    """Estimate what coalitions of a layer's sizes add to the Shapley values of the residual game, ``[n, M]``.
 
     Args:
-        layer: a layer of m pairs.
-        residuals: ``[m, M]``, the pairs' residuals.
-        known: positions of the pairs in the fit, which stand for themselves alone, while the others stand for all other
-            pairs of the layer; None: all m pairs stand for the layer.
+        layer: m pairs of coalitions of the same two sizes, a sample of all such pairs.
+        residuals: ``[m, M]``, the pairs' residuals, as for :func:`_pair_terms`.
+        known: positions of the pairs that were in the fit. Each of them represents only itself, and the other sampled
+            pairs represent all other pairs of these sizes. None: all m pairs represent all pairs.
     """
     terms = _pair_terms(layer, residuals)
     if known is None or len(known) == len(terms):
@@ -223,7 +224,8 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 
 
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
-    """Compute the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
+    """Compute the standard errors ``[n, M]`` of the values from each layer's pairs and these pairs' residuals
+    ``[m, M]``."""
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
@@ -233,17 +235,17 @@ def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
 
 
 def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
-    """Select the pairs of a layer that enter the fit of one fold.
+    """Select the pairs of a layer to which the surrogate of one fold is fitted.
 
     Args:
         layers: all layers of the sample.
         layer: the layer to select from.
-        fold: the number of the fold, from 0.
-        folds: how many folds there are.
+        fold: the number of the fold, from 0, whose pairs are held out of the fit.
+        folds: the number of folds; 1: no pair is held out.
 
     Returns:
-        int ``[p]``, the selected pairs' positions in the layer. A completely drawn layer enters every fit; a sample
-        larger than ``_MAX_FIT`` is thinned.
+        int ``[p]``, the selected pairs' positions in the layer. No pair is held out of a layer that was sampled
+        completely. If the whole sample exceeds ``_MAX_FIT`` coalitions, every layer gives only a part of its pairs.
     """
     index = torch.arange(len(layer.masks))
     if folds > 1 and len(index) < layer.capacity:
