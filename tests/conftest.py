@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.datasets
 import torch
 
 torch.set_num_threads(1)
@@ -32,8 +31,12 @@ def entry_points_of(path: tuple[str, ...], **which: Any) -> Any:
 importlib.metadata.entry_points = lambda **which: entry_points_of(tuple(sys.path), **which)
 
 
-# Half of the tests' federations have these digits, which scikit-learn reads from text.
-sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
+def pytest_collection_finish() -> None:
+    """Half of the federations have these digits, which scikit-learn reads from text. It is not imported here: in which
+    order libraries first name a union of types decides how a configuration's numbers are read."""
+    named: Any = sys.modules.get("flsv.data.sources.named")
+    if named is not None:
+        named.load_digits = functools.cache(named.load_digits)
 
 
 @pytest.fixture(autouse=True)
