@@ -45,6 +45,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed, supervise
 
 SEED, ROUNDS, PARTS, BATCH = 5, 2, [1, 2, 3], 16
+TABLE = "Values of projects' modules"
 HEAD = ["project", "module", "coalitions", "as without the metric", "values", "flsv.retrain"]
 
 
@@ -184,7 +185,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--only", nargs="+", help="parts of the names of projects or of the adapters' functions")
-    parser.add_argument("--csv", type=Path, help="a file to which each row is added when it is there")
+    parser.add_argument(
+        "--csv", type=Path, help="a file to which each project's cells are added, as the page's CSV has them"
+    )
     parser.add_argument("--precision", default="32-true", help="64-true shows whether a difference is rounding")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -198,8 +201,9 @@ def main() -> None:
         rows.append(found if isinstance(found, list) else [project.repository, title, str(found), "", "", ""])
         print(f"{title}: {' | '.join(rows[-1][1:])}", file=sys.stderr, flush=True)
         if given.csv:
+            name, module, *cells = rows[-1]
             with given.csv.open("a", newline="") as file:
-                csv.writer(file).writerow(rows[-1])
+                csv.writer(file).writerows([TABLE, f"{name}, {module}", *cell] for cell in zip(HEAD[2:], cells))
     print(grid([[cell.replace("|", "/").replace("\n", " ") for cell in each] for each in rows]))
 
 

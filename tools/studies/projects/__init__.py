@@ -73,7 +73,8 @@ def script(path: str) -> Any:
     kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
 
     def constant(node: ast.stmt) -> bool:
-        return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        return named and isinstance(node.value, ast.Constant)
 
     tree.body = [node for node in tree.body if isinstance(node, kept) or constant(node)]
     module = types.ModuleType(Path(path).stem)
@@ -125,7 +126,7 @@ def images(
     return TensorDataset(x, y) if form is None else Samples(form, x, y)
 
 
-colours = partial(images, "fashion_mnist", 32, 3)
+colours = partial(images, "fashion_mnist", size=32, channels=3)
 
 
 def characters(path: str, length: int = 32, samples: int = 128) -> Dataset:

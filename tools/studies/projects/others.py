@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
+from argparse import Namespace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -238,3 +239,34 @@ def segmentation_of_ct() -> Any:
 
     net = smp.Unet("mobilenet_v2", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), in_channels=1)
     return ModelSegmentationCT(net, nn.BCEWithLogitsLoss())
+
+
+def points() -> Dataset:
+    """Return clouds of 64 points, stretched along one of three axes."""
+    y = torch.arange(96) % 3
+    x = torch.randn(96, 64, 3, generator=torch.Generator().manual_seed(1)) * (1 + torch.eye(3)[y][:, None])
+    return TensorDataset(x, y)
+
+
+@project("sutiankang/pytorch-lightning-pointnet", "a31b87c", points, by="val_loss", note=", without its own data")
+def pointnet() -> Any:
+    from models.engine import ClassifierEngine
+    from omegaconf import OmegaConf
+
+    files = (
+        "configs/default.yaml",
+        "configs/models/pointnet_cls.yaml",
+        "configs/datasets/modelnet40_normal_resampled.yaml",
+    )
+    small = {
+        "num_points": 64,
+        "use_normals": False,
+        "classes": ["x", "y", "z"],
+        "work_dir": "work",
+        "log_txt_interval": 1,
+    }
+    given = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files), small, {"log_txt_interval": 1}))
+    paths = dict(zip(("default_config", "model_config", "dataset_config"), files))
+    module = ClassifierEngine(Namespace(**given, **paths))
+    module.setup = lambda stage=None: None
+    return module

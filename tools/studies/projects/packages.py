@@ -93,8 +93,12 @@ def tabular_model() -> tuple[Any, Any]:
     return model, model.prepare_dataloader(train=frame.iloc[::2], validation=frame.iloc[1::2], seed=1)
 
 
-@project("pytorch-tabular/pytorch_tabular", "1.2.0", lambda: tabular_model()[1], by="valid_loss",
-         package="pytorch_tabular")  # fmt: skip
+def tabular_loaders() -> L.LightningDataModule:
+    _, data = tabular_model()
+    return Loaders(data.train_dataloader, data.val_dataloader)
+
+
+@project("pytorch-tabular/pytorch_tabular", "1.2.0", tabular_loaders, by="valid_loss", package="pytorch_tabular")
 def category_embedding() -> Any:
     model, data = tabular_model()
     return model.prepare_model(data)
@@ -113,8 +117,8 @@ def torchgeo() -> Any:
 
 def crops() -> L.LightningDataModule:
     """Return two views of each image to train on, and one to validate on."""
-    views = colours(samples=96, form=lambda x, y: (int(y), [x, x.flip(-1) + 0.1], y))
-    plain = colours(samples=48)
+    views = colours(size=16, samples=48, form=lambda x, y: (int(y), [x, x.flip(-1) + 0.1], y))
+    plain = colours(size=16, samples=48)
     return Loaders(lambda: DataLoader(views, batch_size=16, shuffle=True), lambda: DataLoader(plain, batch_size=30))
 
 
@@ -123,8 +127,7 @@ def solo() -> Any:
     from omegaconf import OmegaConf
     from solo.methods.simclr import SimCLR
 
-    files = ("scripts/pretrain/cifar/simclr.yaml",)
-    given = OmegaConf.load(files[0])
+    given = OmegaConf.load("scripts/pretrain/cifar/simclr.yaml")
     data = {"data": {"num_classes": 10, "num_large_crops": 2, "num_small_crops": 0}, "max_epochs": 2}
     small = {"method_kwargs": {"proj_hidden_dim": 32, "proj_output_dim": 16}}
     return SimCLR(OmegaConf.merge(given, data, small))
