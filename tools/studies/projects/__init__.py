@@ -3,6 +3,10 @@
 ``classifiers`` are valued by their accuracy, ``others`` and ``packages`` by a value that they log.
 ``pytorch_lightning`` is here another name of ``lightning.pytorch``, of which a federation's modules are. A module
 without a ``validation_step`` is given one (``validated``), which a star in its name says.
+
+Their packages: asteroid-filterbanks, byol-pytorch, einops, gluonts, hydra-core, kornia, lightly, loguru, matplotlib,
+monai, pytorch-forecasting, pytorch-tabular, seaborn, segmentation-models-pytorch, tensorboard, timm, torch-geometric,
+torch-optimizer, torchgeo, torchvision, by ``pip install --no-deps`` and what an import then asks for.
 """
 
 from __future__ import annotations
