@@ -127,7 +127,7 @@ def autoencoder() -> Any:
     return script("course_UvA-DL/08-deep-autoencoders/notebook.py").Autoencoder(8, 32)
 
 
-@project("lightly-ai/lightly", "e8d317f", pair, by="val_loss")
+@project("lightly-ai/lightly", "e8d317f", pair, by="val_loss", note=", with an unused buffer of torch.empty set to 0")
 def lightly_simclr() -> Any:
     module = validated(script("examples/pytorch_lightning/simclr.py").SimCLR)()
     module.criterion.memory_bank.bank_ptr.zero_()  # made by torch.empty and never used: it is what memory held
