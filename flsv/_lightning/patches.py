@@ -93,9 +93,9 @@ def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
     """Return the patch ``(object, attribute name, new value)`` by which loggers plot epoch-level values over rounds.
 
-    Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``,
-    which names of checkpoints use, too. Therefore the patch passes the round's number to the loggers directly. Values
-    logged per batch are still plotted over batches, and a ``step`` that the module logs is respected.
+    Lightning plots epoch-level values over the number of batches so far. The patch passes the round's number to the
+    loggers instead. (Logging a value named ``step`` would do so, too, but would also change the names of checkpoints.)
+    Values logged per batch are still plotted over batches, and a ``step`` that the module logs is used as usual.
     """
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics

@@ -191,8 +191,8 @@ class FederatedCLI(LightningCLI):
             raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Print the command that resumes a stopped fit; before it, unless the fit has shown a table that says so, where
-        the results are."""
+        """Print the folder of a stopped fit's results, unless the table has named it, and then the command that resumes
+        the fit."""
         if not self.loop.reporting.table:
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command

@@ -35,7 +35,8 @@ class Ranks:
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value that rank ``source`` passed; the other ranks' ``value`` is ignored."""
+        """Return the value that rank ``source`` passed; the other ranks' ``value`` is ignored. ``about`` names it in
+        error messages."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:

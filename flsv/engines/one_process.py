@@ -64,7 +64,8 @@ class OneProcess:
 
     Attributes:
         space: the map between the module and its vectors ``[P]``.
-        shared: the module's entries that the loop's argument ``share`` excludes from vectors.
+        shared: the loop's argument ``share``, applied to the module: which entries are in the vectors, and which stay
+            private.
         manager: the clients' data.
         options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
         ranks: the processes that the federation runs on; in this engine a single one.

@@ -166,9 +166,8 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the dot products of the k clients' updates in the current round with the :meth:`gradient` at the
-        round's global model, float64 ``[k]``. They are computed once per round.
-        """
+        """Compute the dot products of the k clients' updates in the current round with the gradient of a validation
+        loss at the round's global model, float64 ``[k]``, once per round. The arguments are those of :meth:`gradient`."""
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)

@@ -121,8 +121,8 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 
 def _makes(factory: partial) -> bool:
-    """Return whether a ``partial`` is a factory, such as of optimizers: its function is a class, or the command line
-    has made it."""
+    """Return whether a ``partial`` makes objects, such as optimizers: its function is a class, or the ``partial`` was
+    made by jsonargparse from a configuration."""
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

@@ -341,8 +341,8 @@ class CoalitionPlan:
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions after the run, if this was decided, and compute the metrics' values, see
-        :meth:`flsv.retraining.after_the_run.AfterTheRun.train`."""
+        """Train the coalitions by fits if the plan is to do so after the run, and return the metrics' values, see
+        :meth:`flsv.retraining.after_the_run.AfterTheRun.train`; else return an empty dictionary."""
         averaged = not torch.equal(run.model, run.delivered)
         if self.why is None and (why := self._late(run.trainer, run.last, averaged)):
             self._give_up(run.data.num_clients, why)

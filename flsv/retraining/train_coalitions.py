@@ -139,15 +139,15 @@ def train_rows(
     at_once: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Train the coalitions that a store lacks as rows of one batched model, divided among the store's ranks, and return
-    their number.
+    """Train those coalitions that a store lacks, as rows of one batched model, and return the number of trained ones.
+    The store's ranks divide the coalitions.
 
     Args:
         rows: the function that trains coalitions, see :meth:`Trainings.rows`.
         masks: bool ``[K, n]``, the coalitions.
         seed: the seed of the trainings.
         store: the store of utilities, to which those of the trained coalitions are added.
-        compare: whether ``rows`` is to compare the first coalitions' models with those of fits.
+        compare: whether ``rows`` also trains some of the first coalitions by fits, and compares the models.
         at_once: the number of coalitions that are trained at once; None: all.
         say: called with a line about the progress whenever coalitions have been trained.
 

@@ -264,7 +264,8 @@ def resumes_in_a_fit(case: FitCase) -> None:
 
 def vmap_is_equal(case: FitCase) -> None:
     """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding, or are refused
-    before the first round. In begin(federation), raise ConfigurationError for settings that cannot be batched."""
+    before the first round. A part refuses settings that cannot be batched by a ConfigurationError in its
+    begin(federation)."""
     if case.sees_clients:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 

@@ -61,7 +61,7 @@ def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers()
     torch.testing.assert_close(round.combine(torch.zeros(2)), x)
 
 
-def test_combine_with_zero_weights_keeps_buffers_that_all_clients_changed() -> None:
+def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are_zero() -> None:
     """Buffers that all have changed alike, such as BatchNorm's count of batches."""
     round = make_round()
     cut = round.space.num_parameters

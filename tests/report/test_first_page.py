@@ -192,7 +192,7 @@ def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: P
     assert "Not suitable as a basis for payment: 82.0 % of the validation set is one class." in front
 
 
-def test_estimated_shift_of_payments_between_seeds_matches_trained_coalitions() -> None:
+def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:
     """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
     told, real = [], []
     for name in names():

@@ -167,7 +167,7 @@ def test_coalitions_by_copies_equal_those_by_forks(tmp_path: Path, monkeypatch: 
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_uncopyable_trainer_is_refused_and_failed_coalitions_cost_only_values(
+def test_trainer_with_a_lock_cannot_be_copied_and_failed_coalitions_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley()}

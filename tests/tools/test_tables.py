@@ -40,7 +40,7 @@ tables: [{title: Accuracy, value: accuracy}]
 # ---- cells of a file
 
 
-def test_table_file_with_parts_rules_and_presets_becomes_cells(tmp_path: Path) -> None:
+def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path: Path) -> None:
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
     table = read_table(path)
@@ -99,7 +99,7 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shipped_tables_have_distinct_cells(name: str) -> None:
+def test_shipped_tables_list_no_run_twice(name: str) -> None:
     table = read_table(TABLES / f"{name}.yaml")
     for full in (False, True):
         made = cells_of(table, full, [3, 4])

@@ -318,13 +318,14 @@ def _sets_source(
     found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
 ) -> SourceData:
     """Return a copy of ``found`` with the clients' data sets, concatenated, as training data, and with validation and
-    test data. A class has the same number in all of them, see :func:`flsv.data.sources.base.one_numbering`.
+    test data. A class has the same index in all these data sets, see :func:`flsv.data.sources.base.one_numbering`.
 
     Args:
         found: the source whose other attributes, such as the loaders' options, are kept.
         parts: ``{client: data set}``, or a single data set under any name.
         held: the validation data ``val`` and test data ``test``; None for each that is not there.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: 1 if they are 0 and 1, ``True`` if they are truth
+            values, else the rarer one.
         clients: whether ``parts`` has one entry per client.
     """
     sets, rest, classes = one_numbering(parts, held, pos_label)

@@ -71,8 +71,8 @@ class RemoteSites:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """Accept this round's trainings of the sites in ``sites``, which continue from the states after them. Forget
-        those of all other sites, which continue from their states before this round."""
+        """Accept this round's training of each site in ``sites``: the site's next round starts from its state after
+        this training. Discard the trainings of all other sites: they start from their states before this round."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 

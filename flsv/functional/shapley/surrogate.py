@@ -224,8 +224,8 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 
 
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
-    """Compute the standard errors ``[n, M]`` of the values from each layer's pairs and these pairs' residuals
-    ``[m, M]``."""
+    """Estimate the standard errors ``[n, M]`` of n players' values in M games from the residuals ``[m, M]`` of the m
+    pairs of complementary coalitions in each layer."""
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)

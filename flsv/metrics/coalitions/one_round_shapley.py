@@ -67,22 +67,22 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 
     The paper stores every client's update of every round; this metric stores each client's weighted sum over the
     rounds. With ``coalition_weights="renormalized"`` the two are equal only if a client's weight is the same in all
-    rounds. Otherwise (partial participation, adaptive weights) the weights in S are renormalized by their means over
-    the rounds.
+    rounds. Otherwise (partial participation, adaptive weights) this metric renormalizes with each client's mean weight
+    over the rounds, the paper with the weights of each round.
 
-    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
+    ``update`` takes ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
     ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a function ``utility`` that
     makes the game from models, see :meth:`update`, and a ``generator``. ``compute`` returns ``[num_clients]``, in the
     performance's unit. Use ``update``, not ``forward``, since a single round has no game of its own.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
-        clients: the game has 2^n models. With personalized or corrupted aggregations.
+        clients: the game has 2^n models. With personalization, or if an attack changes the aggregate.
 
     Args:
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
-            evaluates the game again after each multiple of this number. A shorter run has no values; a warning before
-            training says so.
+            evaluates the game of all rounds so far again after each multiple of this number. A shorter run has no
+            values; a warning before training says so.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.

@@ -163,7 +163,7 @@ def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
 
     Args:
         trainer: the trainer.
-        proved: see :func:`flsv.training.rows.hook_code.hook_adapts`.
+        proved: whether a coalition is also trained alone and compared, so that only a hook that reads scores counts.
 
     Returns:
         The reason, which names the hook, and the remedy, for an error message; None if there is no such hook.

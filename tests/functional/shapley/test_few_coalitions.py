@@ -125,7 +125,7 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("n", "which", "curved"), [(9, "both", 0), (10, "both", 0.5), (10, "singles", 0)])
-def test_from_ten_players_on_values_are_half_from_size_effects(
+def test_values_of_ten_or_more_players_average_the_process_and_the_size_curve(
     n: int, which: Which, curved: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks = few_coalitions(n, which)

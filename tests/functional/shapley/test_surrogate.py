@@ -93,7 +93,7 @@ def test_surrogate_is_exact_for_games_of_its_kernels(unbiased: bool) -> None:
     assert (regression.values - exact).abs().max() > 5 * (sampled.values - exact).abs().max()
 
 
-def test_surrogate_of_scaled_columns_scales_and_of_constant_ones_is_zero() -> None:
+def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
     table = accuracy_table(8)
     both = torch.stack([table, torch.full_like(table, 0.7), -2 * table], dim=1)
     estimate = surrogate_shapley(table_game(both), 8, budget=90, generator=rng())

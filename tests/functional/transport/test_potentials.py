@@ -29,7 +29,7 @@ def reference(cost: Tensor, eps: float) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.5, 0.1])
-def test_debiased_potential_is_the_difference_of_pots(blur: float) -> None:
+def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials(blur: float) -> None:
     (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
