@@ -167,7 +167,7 @@ class CoalitionGames:
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the dot products of the k clients' updates in the current round with the gradient of a validation
-        loss at the round's global model, float64 ``[k]``, once per round. The arguments are those of :meth:`gradient`."""
+        loss at the round's global model, float64 ``[k]``, once per round; for the arguments see :meth:`gradient`."""
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
