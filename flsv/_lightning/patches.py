@@ -138,7 +138,7 @@ def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
 
     Args:
         trainer: the fit's trainer.
-        counts: a :class:`flsv.training.local_steps.LocalSteps`, which counts the clients' batches.
+        counts: a :class:`flsv.training.step_counts.LocalSteps`, which counts the clients' batches.
     """
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None
@@ -153,7 +153,7 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
 
     Args:
         trainer: the fit's trainer.
-        counts: a :class:`flsv.training.local_steps.LocalSteps`, which counts the clients' steps and batches.
+        counts: a :class:`flsv.training.step_counts.LocalSteps`, which counts the clients' steps and batches.
     """
     kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 

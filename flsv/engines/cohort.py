@@ -15,8 +15,8 @@ from flsv.core.matrix import copied_rows, empty_rows
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.functional.distances import distances
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import ClientBatches, CohortLoader, Run
-from flsv.training.turn import Turn
 
 
 class CohortTraining:

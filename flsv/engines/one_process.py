@@ -27,11 +27,11 @@ from flsv.engines.cohort import CohortTraining
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
-from flsv.training.local_steps import LocalSteps
 from flsv.training.resumed_options import OptimizerOptions
+from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
-from flsv.training.turn import Turn
 from flsv.utilities.errors import ConfigurationError
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.

@@ -16,12 +16,12 @@ from flsv.engines.client_manager import ClientManager
 from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import IdleProcess
 from flsv.training.algorithms import ClientContext
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader, Run
 from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
 from flsv.training.rows.row_checks import not_batched
 from flsv.training.rows.row_step import State, batched_steps
 from flsv.training.rows.row_trial import try_rows
-from flsv.training.turn import Turn
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 

@@ -31,7 +31,7 @@ from flsv.games.validation_batches import checked_logits, checked_pair
 from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
 from flsv.results.text import joined
-from flsv.training.local_steps import limited
+from flsv.training.step_counts import limited
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 

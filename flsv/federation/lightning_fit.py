@@ -42,7 +42,7 @@ from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.local_steps import LocalSteps
+from flsv.training.step_counts import LocalSteps
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 

@@ -27,7 +27,7 @@ from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.results.folder import Reporting
-from flsv.retraining.coalition_training import GlobalModelScoring
+from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
 from flsv.training.rows.row_checks import of_the_run

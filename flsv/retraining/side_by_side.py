@@ -25,15 +25,15 @@ from flsv.engines.one_process import shared_space
 from flsv.games.coalition_utility import utility_of
 from flsv.retraining.coalition_rounds import CoalitionRounds, step_schedules
 from flsv.retraining.coalition_servers import unlike_alone
-from flsv.retraining.coalition_training import make_evaluator
+from flsv.retraining.global_model_scoring import make_evaluator
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.sampling import FixedCohort
+from flsv.training.client_turn import optimizer_slots
 from flsv.training.rows.row_checks import not_batched, not_by_rounds, strange_hooks
 from flsv.training.rows.row_trial import why_not_rows
 from flsv.training.rows.step_watch import GENERATORS
 from flsv.training.slots import Slots
 from flsv.training.store import ClientStore
-from flsv.training.turn import optimizer_slots
 from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.training.local_steps import limited
+from flsv.training.step_counts import limited
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
 
 #: Function that trains on the batches that the cohort's loader yields at present. Its argument is True if these are the

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import lightning as L
 
 from flsv.training.group_options import SCHEDULED, Options, equal_states, options_of, put
-from flsv.training.local_steps import LocalSteps
 from flsv.training.schedules import Schedules
 from flsv.training.slots import Slot
+from flsv.training.step_counts import LocalSteps
 
 
 class Pace(Slot):

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from flsv._lightning.patches import kept_schedulers, new_optimizers
 from flsv.training.group_options import SCHEDULED, equal_states, put
-from flsv.training.local_steps import LocalSteps
+from flsv.training.step_counts import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
 

@@ -4,7 +4,7 @@ A client's state has these parts, by name:
 
 ``tensors``
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
-    the module that it does not share (:mod:`flsv.training.turn`).
+    the module that it does not share (:mod:`flsv.training.client_turn`).
 ``optimizer``
     The optimizers' state (momentum, Adam's moments) with ``optimizer_state="persist"``
     (:mod:`flsv.training.optimizer_state`).

@@ -1,4 +1,4 @@
-"""Imports of modules and classes by their names in 1.0 and 1.1, which work until 2.0."""
+"""Imports of modules and classes by their names in 1.0 to 1.2.0, which work until 2.0."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ MOVED = {
     "flsv.errors": "flsv.utilities.errors",
     "flsv.features": "flsv.valuation.features",
     "flsv.games.class_scores": "flsv.scores.ranking",
-    "flsv.games.coalition_training": "flsv.retraining.coalition_training",
+    "flsv.games.coalition_training": "flsv.retraining.global_model_scoring",
     "flsv.games.retrained_utility": "flsv.retraining.retrained_utility",
     "flsv.loop": "flsv.federation",
     "flsv.models.imbalance": "flsv.scores.class_scores",
     "flsv.parameters": "flsv.core.parameter_space",
     "flsv.participants": "flsv.core",
     "flsv.plots": "flsv.utilities.plots",
+    "flsv.retraining.coalition_training": "flsv.retraining.global_model_scoring",
     "flsv.round": "flsv.core",
     "flsv.seeding": "flsv.utilities.seeding",
     "flsv.server.value_round": "flsv.outside.value_round",
     "flsv.strategy": "flsv.core.strategy",
+    "flsv.training.local_steps": "flsv.training.step_counts",
+    "flsv.training.turn": "flsv.training.client_turn",
 }
 
 #: ``{old name of a class: the module that has it today}``.

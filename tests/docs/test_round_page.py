@@ -20,7 +20,7 @@ def test_lines_of_a_clients_turn_in_the_docs_occur_in_the_code_in_order() -> Non
     page = PAGE.read_text()
     shown = page.split("## A client's turn")[1].split("```")[1].splitlines()[1:]
     lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
-    code = (ROOT / "flsv/training/turn.py").read_text()
+    code = (ROOT / "flsv/training/client_turn.py").read_text()
     assert len(lines) == 9
     places = [code.find(line) for line in lines]
     assert -1 not in places, lines[places.index(-1)]

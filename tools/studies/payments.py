@@ -40,7 +40,7 @@ from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.retraining import coalition_rounds, side_by_side
-from flsv.retraining.coalition_training import make_evaluator
+from flsv.retraining.global_model_scoring import make_evaluator
 from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import isolated_rngs
 

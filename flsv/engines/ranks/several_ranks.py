@@ -19,8 +19,8 @@ from flsv.engines.client_manager import ClientManager
 from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader, Run
-from flsv.training.turn import Turn
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 

@@ -26,8 +26,8 @@ from flsv.engines.remote.clients import RemoteClient, RemoteSites
 from flsv.engines.remote.transport import Directory
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import Run
-from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 

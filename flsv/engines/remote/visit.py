@@ -27,10 +27,10 @@ from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, Refused, read_instruction
+from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
-from flsv.training.local_steps import LocalSteps
+from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
-from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError

@@ -30,12 +30,12 @@ from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import distances
 from flsv.training.algorithms import ClientContext
-from flsv.training.local_steps import LocalSteps
 from flsv.training.loss_scale import LossScale
 from flsv.training.optimizer_state import OptimizerState, upload_parameters
 from flsv.training.pace import Pace
 from flsv.training.shared_module import SharedModule
 from flsv.training.slots import Slot, Slots
+from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
