@@ -27,7 +27,7 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (45_180, 38_000),
+    "words of all pages": (45_200, 38_000),
     "of these of guides": (13_360, 12_000),
     "lines of tests": (39_220, 31_000),
     "lines of tools": (7_120, 4_500),
