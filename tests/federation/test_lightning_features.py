@@ -197,7 +197,7 @@ def test_fit_from_python_prints_the_report_command_and_gives_the_history(
     assert set(loop.to_frame()["round"]) == {2}
 
 
-def test_fit_ends_with_shares_payment_caveats_and_the_next_commands(
+def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ["--config", "quick start", "-q", "--ckpt_path", "last", "--trainer.max_epochs=2"]
