@@ -120,7 +120,8 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
         raise ConfigurationError(
             "the coalition of all clients, trained side by side with others, has another model than the run itself "
             f"(they differ by {100 * apart:.1f} % of the distance that the model moved): the module, its optimizer or "
-            "its schedule does something that training side by side does not. Use flsv.retraining.RetrainedUtility."
+            "its schedule does something that training side by side does not, or its training amplifies rounding. Use "
+            "flsv.retraining.RetrainedUtility."
         )
 
 
