@@ -135,8 +135,8 @@ class CoalitionRows:
             raise not_the_same(
                 f"at client {context.instruction.client_id} the model of a coalition differs by "
                 f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "
-                "saw the same: the module, its optimizer or its schedule does something that batched training does not, "
-                "or its training amplifies rounding"
+                "saw the same: the module, its optimizer or its schedule does something that batched training does "
+                "not, or its training amplifies rounding"
             )
 
 
