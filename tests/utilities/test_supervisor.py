@@ -129,10 +129,11 @@ def test_why_not_fork_names_other_threads() -> None:
 
 
 PARENT = """
-import atexit, os, sys, time
+import atexit, os, signal, sys, time
 from pathlib import Path
 from flsv.utilities.supervisor import supervise
 folder, kind = Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in what it starts beside itself
 atexit.register(lambda: (folder / f"atexit-{os.getpid()}").touch())
 
 def work(i):

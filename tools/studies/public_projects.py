@@ -117,10 +117,10 @@ def said() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("lightning.pytorch")
-    logger.handlers, logger.propagate = [handler], False
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
-        logging.getLogger(name).handlers, logging.getLogger(name).propagate = [handler], False
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)  # whatever has made it quiet
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield lines
