@@ -29,7 +29,7 @@ LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 BUDGETS = {
     "words of all pages": (45_200, 38_000),
     "of these of guides": (13_360, 12_000),
-    "lines of tests": (39_220, 31_000),
+    "lines of tests": (39_230, 31_000),
     "lines of tools": (7_120, 4_500),
     "scripts in tools": (33, 25),
     "lines of flsv": (34_730, 28_000),
