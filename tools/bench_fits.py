@@ -51,9 +51,9 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, Loader, SizePartitioner, Splits
 from flsv.functional import exact_shapley
+from flsv.games import RetrainedUtility  # its home in 1.1, which is measured, too
 from flsv.metrics import ShadowShapley
 from flsv.models import FastText, LeNet5
-from flsv.retraining import RetrainedUtility
 from flsv.retraining.side_by_side import SideBySideUtility
 from flsv.training.rows.kernel import states_of
 from flsv.training.rows.row_step import RowStep

@@ -146,7 +146,7 @@ def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, ever
 
 
 class Large(Own):
-    """Of 10 million parameters, with Adam."""
+    """A user's plain module of 10 million parameters, with Adam."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-4)

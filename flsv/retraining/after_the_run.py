@@ -94,7 +94,7 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rou
             return f"{names} has failed ({found})"
         rank_zero_warn(
             f"flsv: the coalitions' values are not proved: {names}, whose model is compared with that of its row, "
-            f"could not be trained ({found}). flsv retrain computes the values by fits alone."
+            f"could not be trained ({found}). flsv retrain trains the coalitions again, with a proof."
         )
         return None
     again = partial(trained_again, forks, order)
