@@ -74,6 +74,10 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures | classes
 
 
+class NotCompared(RuntimeError):
+    """Error: a coalition that is a row could not be compared with a fit; the message gives the reason."""
+
+
 def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rounding) -> str | None:
     """Train a coalition by a fit, and compare its model with the one that was trained as a row of a batched model.
 
@@ -84,19 +88,17 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rou
         rounding: the tolerances of the run's arithmetic.
 
     Returns:
-        The reason why the row is wrong. None if the models are equal up to rounding, or if the fit was killed from
-        outside; then a warning says that nothing was compared.
+        The reason why the row is wrong; None if the models are equal up to rounding.
+
+    Raises:
+        NotCompared: the fit was killed from outside, which tells nothing of the row.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])
     if isinstance(found, ChildFailed):
-        if not found.killed:
-            return f"{names} has failed ({found})"
-        rank_zero_warn(
-            f"flsv: the coalitions' values are not proved: {names}, whose model is compared with that of its row, "
-            f"could not be trained ({found}). flsv retrain trains the coalitions again, with a proof."
-        )
-        return None
+        if found.killed:
+            raise NotCompared(f"{names}, whose model is compared with that of its row, could not be trained ({found})")
+        return f"{names} has failed ({found})"
     again = partial(trained_again, forks, order)
     share = difference(found.last, row.cpu(), found.start, again, rounding)
     if share is None:

@@ -28,7 +28,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of, row_disproved
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, NotCompared, measures_of, row_disproved
 from flsv.retraining.coalition_fit import FitOrder
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.coalition_words import HowTrained
@@ -97,7 +97,7 @@ class CoalitionPlan:
         self._kept = KeptBeginning()
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | DrawnCoalitions | None = None
-        self._seed, self._proved = 0, False
+        self._seed, self._proved, self._unproved = 0, False, False
         self._cohort: float | None = None
         self._drawn: Callable[..., DrawnCoalitions] | None = None
         self._loaded: dict[str, Any] | None = None
@@ -259,7 +259,13 @@ class CoalitionPlan:
         assert self._initial is not None
         place = int(torch.randint(len(rows), (), generator=generator_for(seed, "proof of rows")))
         order = FitOrder(tuple(members[place].nonzero().flatten().tolist()), seed, (index,), self._initial)
-        return row_disproved(forks, order, rows[place], rounding_of(trainer))
+        try:
+            return row_disproved(forks, order, rows[place], rounding_of(trainer))
+        except NotCompared as why:
+            self._unproved = True
+            remedy = "flsv retrain trains the coalitions again, with a proof"
+            rank_zero_warn(f"flsv: the coalitions' values are not proved: {why}. {remedy}.")
+            return None
 
     def as_rows(
         self,
@@ -294,7 +300,8 @@ class CoalitionPlan:
     def _how(self, num_clients: int) -> HowTrained:
         """Return the object that describes in the log how coalitions are trained."""
         names, own = ", ".join(self._metrics), self._drawn is not None
-        return HowTrained(names, self.masks(num_clients), self._cohort, self.why, own, self._kept.no_fork)
+        masks, no_fork = self.masks(num_clients), self._kept.no_fork
+        return HowTrained(names, masks, self._cohort, self.why, own, no_fork, self._unproved)
 
     def told(self, num_clients: int) -> list[str]:
         """Return the closing lines of a run: which metrics still wait for coalitions, else how these were trained."""

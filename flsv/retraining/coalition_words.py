@@ -20,6 +20,7 @@ class HowTrained:
         why: the reason why the coalitions are trained after the run; None if they are trained during the run.
         own_cohorts: whether each coalition draws cohorts of its own.
         no_fork: the reason why coalitions are trained after the run without forks; None if forks are used.
+        unproved: whether no coalition that was trained during the run could be compared with a fit.
     """
 
     names: str
@@ -28,6 +29,7 @@ class HowTrained:
     why: str | None
     own_cohorts: bool
     no_fork: str | None
+    unproved: bool
 
     @property
     def _count(self) -> str:
@@ -50,6 +52,7 @@ class HowTrained:
     def done(self) -> str:
         """Return a closing line for the run: how the coalitions were trained."""
         if self.why is None:
-            return f"{self.names}: {self._count} were trained during the run, batched."
+            proof = ", and are not proved" if self.unproved else ""
+            return f"{self.names}: {self._count} were trained during the run, batched{proof}."
         fits = f"{fits_of(self.masks, self.cohort):.3g} fits in all"
         return f"{self.names}: {self._count} were trained after the run, each in a fit of its own ({fits})."

@@ -56,11 +56,11 @@ def test_killed_trial_of_batched_coalitions_is_tried_again(tmp_path: Path, monke
 
 @pytest.mark.parametrize("who", ["the process that waits", "the fit"])
 def test_batched_coalitions_keep_their_values_with_a_warning_if_their_check_is_killed(
-    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def values(folder: Path) -> list[float]:
         metric = ShadowShapley(performance="negative_loss")
-        loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+        loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(figures=0))
         trainer_for(loop, folder, FIT_ROUNDS).fit(Plain(), data())
         assert not list(folder.rglob("coalitions.csv"))  # which only fits write
         return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
@@ -74,8 +74,10 @@ def test_batched_coalitions_keep_their_values_with_a_warning_if_their_check_is_k
         monkeypatch.setattr(Plain, "on_train_start", lambda _: owner == os.getpid() or os.kill(os.getpid(), 9))
     else:
         monkeypatch.setattr("flsv.retraining.coalition_plan.row_disproved", killed)
+    capsys.readouterr()
     with pytest.warns(UserWarning, match=r"values are not proved: the federation of clients .* \((signal|the process)"):
         assert values(tmp_path / "killed") == whole
+    assert "batched, and are not proved." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
