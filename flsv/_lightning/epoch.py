@@ -19,9 +19,8 @@ class LocalEpochs:
 
     In each call the train dataloader yields one client's batches. So Lightning counts batches, windows of gradient
     accumulation and the last batch per client. What Lightning does once per epoch is done once per round, at the
-    round's last batch. Schedulers with ``interval="epoch"`` then step at once. Validation, checkpoints and schedulers
-    that follow a validated value need the next global model, which the server has not made yet: they wait for
-    :meth:`finish`. Progress bars count the batches of the round.
+    round's last batch. Schedulers with ``interval="epoch"`` then step at once. Validation and checkpoints
+    need the next global model, which the server has not made yet: they wait for :meth:`finish`. Progress bars count the batches of the round.
 
     Args:
         trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
@@ -78,7 +77,7 @@ class LocalEpochs:
     def finish(self) -> None:
         """Let Lightning validate, save checkpoints and step schedulers, as far as that has waited for the next global
         model. The module must hold this model."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._idle = self._waiting, [], True
         for each in waiting:
             each()
 
@@ -91,6 +90,8 @@ class LocalEpochs:
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or (trainer.should_stop and not self._last):
             end(fetcher)
         elif self._last:
+            # Lightning steps these after the validation, for which they must not wait: they are the client's own.
+            trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
             self._waiting.append(partial(end, fetcher))
         else:
             trainer.limit_val_batches, limit = 0, trainer.limit_val_batches

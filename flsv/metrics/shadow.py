@@ -194,7 +194,7 @@ class ShadowShapley(MeasuredMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {"utility": self._game}
+        return {"utility": self._game, "client_ids": "senders"}
 
     @property
     def trains(self) -> Coalitions:

@@ -46,6 +46,15 @@ class ShrinksByRound(Small):
         shrink(None, self)
 
 
+class PlateauByStep(Small):
+    """Halves its rate after each batch that is no better than the best before it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return [optimizer], [{"scheduler": schedule, "interval": "step", "monitor": "train_loss"}]
+
+
 class HooksWhenConfigured(Small):
     """Puts a hook into a layer and draws random numbers, once in a fit, where its optimizer is made."""
 
@@ -75,6 +84,7 @@ AS_BY_HAND: dict[str, Kind] = {
     "clipping-by-value": small(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
     "limit-share": small(limit_train_batches=0.5),
     "step-schedule": decaying(0.9, "step"),
+    "plateau-by-step": small(PlateauByStep),
     "every-second-epoch": decaying(0.5, "epoch", 2),
     "lbfgs": small(partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))),
     "fused-optimizer": small(partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))),

@@ -216,14 +216,6 @@ def train(wanted: Sequence[Fresh], folder: Path) -> None:
             each.federation.release()
 
 
-class Kept(ProxyShapley):
-    """ProxyShapley that keeps its game."""
-
-    def _value(self, game: Any, generator: Any) -> None:
-        super()._value(game, generator)
-        self.game = game
-
-
 def cheap(each: Fresh, path: Path) -> dict[str, Any]:
     """The run's values by metrics that train no coalition, and what they cost in fits, the least of some turns."""
     if path.exists():
@@ -232,12 +224,12 @@ def cheap(each: Fresh, path: Path) -> dict[str, Any]:
     measure: dict[str, Any] = {"performance": of.performance, "mode": of.mode}
     ways = {
         "plain": lambda: {},
-        "proxy": lambda: {"value": Kept(**measure)},
-        "proxy, model": lambda: {"value": Kept(**measure, features="model")},
-        "proxy, inputs": lambda: {"value": Kept(**measure, features="inputs")},
+        "proxy": lambda: {"value": ProxyShapley(**measure)},
+        "proxy, model": lambda: {"value": ProxyShapley(**measure, features="model")},
+        "proxy, inputs": lambda: {"value": ProxyShapley(**measure, features="inputs")},
         "blended": lambda: {"value": BlendedContribution(**measure)},
     }
-    found: dict[str, Any] = {"values": {}, "games": {}, "seconds": {}}
+    found: dict[str, Any] = {"values": {}, "seconds": {}}
     for turn in range(3):  # the first one warms up, and a long fit is measured once
         if turn == 2 and min(found["seconds"]["plain"]) > 2:
             break
@@ -248,8 +240,6 @@ def cheap(each: Fresh, path: Path) -> dict[str, Any]:
             found["seconds"].setdefault(name, []).append(spent)
             for metric in metrics.values():
                 found["values"][name] = metric.compute().as_subclass(Tensor).double()
-                if isinstance(metric, Kept):
-                    found["games"][name] = metric.game(all_coalitions(len(metric.game.players))).cpu()
     found["seconds"] = {name: min(spent[1:]) for name, spent in found["seconds"].items()}
     of.release()
     torch.save(found, path)
@@ -257,18 +247,13 @@ def cheap(each: Fresh, path: Path) -> dict[str, Any]:
 
 
 def estimates(run: dict[str, Tensor], found: dict[str, Any]) -> dict[str, Tensor]:
-    """Values by all ways: cheap ones, retrained coalitions of one seed, and few of them without and with the prior."""
+    """Values by all ways: cheap ones, retrained coalitions of one seed, and few of them."""
     values = dict(found["values"]) | {"shadow": few_coalitions_shapley(run["masks"], run["utilities"]).values}
-    cheaper, n = found["games"]["proxy"], run["masks"].shape[1]
-    exact = shapley_of_table(cheaper[:, None])[:, 0]
     places = {tuple(mask): place for place, mask in enumerate(run["masks"].tolist())}
-    rows = {tuple(mask): place for place, mask in enumerate(all_coalitions(n).tolist())}
     for which in ("singles", "both"):
-        some = few_coalitions(n, which)
+        some = few_coalitions(run["masks"].shape[1], which)
         own = run["utilities"][[places[tuple(mask)] for mask in some.tolist()]]
-        prior = cheaper[[rows[tuple(mask)] for mask in some.tolist()]], exact
         values[which] = few_coalitions_shapley(some, own).values
-        values[f"{which}, proxy as prior"] = few_coalitions_shapley(some, own, prior=prior).values
     return values
 
 
@@ -293,7 +278,7 @@ def table(wanted: Sequence[Fresh], folder: Path) -> str:
         "way",
         "misallocated, %",
         "worst",
-        "less than blended, or without the prior",
+        "less than blended",
         "rank",
         "worst",
         "costs, % of a fit",
@@ -302,9 +287,7 @@ def table(wanted: Sequence[Fresh], folder: Path) -> str:
     means = [head]
     for way, of_way in scores.items():
         errors, ranks = (torch.tensor(part) for part in zip(*of_way.values()))
-        without = way.removesuffix(", proxy as prior")
-        other = scores["blended" if without == way else without]
-        gain = torch.tensor([other[name][0] for name in of_way]) - errors
+        gain = torch.tensor([scores["blended"][name][0] for name in of_way]) - errors
         half = t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5
         spent = sorted(cost for cost in costs[way] if cost == cost)
         cells = f"{errors.mean():.1f}", f"{errors.max():.1f}", f"{gain.mean():+.1f} ± {half:.1f}", f"{ranks.mean():.2f}"
@@ -400,13 +383,17 @@ def of_one_fit(of: Federation, metrics: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def many() -> str:
-    """Cheap values, and those of few coalitions without and with the prior, where there are more clients."""
+    """Cheap values, and those of few coalitions, where there are more clients."""
     lines = [["federation", "coalitions", "way", "misallocated, %", "rank"]]
     for name in MANY:
         of = federation(name)
         truth, measure = truth_table(of), {"performance": of.performance, "mode": of.mode}
-        n, proxy = truth.num_clients, Kept(**measure)
-        cheap = {"proxy": proxy, "blended": BlendedContribution(**measure), "gradients": GradientAgreement()}
+        n = truth.num_clients
+        cheap = {
+            "proxy": ProxyShapley(**measure),
+            "blended": BlendedContribution(**measure),
+            "gradients": GradientAgreement(),
+        }
         values = of_one_fit(of, cheap)
         trained: dict[int, dict[Members, float]] = {}
         columns = {"seed": parse_int, "coalition": read_members, "utility": parse_float}
@@ -419,9 +406,7 @@ def many() -> str:
             for which in ("singles", "both", "auto") if n <= MOST_CLIENTS else ("singles", "both"):
                 masks = few_coalitions(n, which)  # type: ignore[arg-type]
                 own = torch.tensor([trained[seed][members] for members in members_of(masks)])
-                prior = proxy.game(masks), values["proxy"]
-                found[which, "without"] = few_coalitions_shapley(masks, own).values
-                found[which, "proxy as prior"] = few_coalitions_shapley(masks, own, prior=prior).values
+                found[which, "few"] = few_coalitions_shapley(masks, own).values
             for key, value in found.items():
                 scores.setdefault(key, []).append((100 * share_error(value, rest), spearman(value, rest)))
         for (which, way), of_seeds in scores.items():

@@ -150,12 +150,7 @@ def _distinct(masks: Tensor) -> Tensor:
 
 
 @checked
-def few_coalitions_shapley(
-    masks: Tensor,
-    utilities: Tensor,
-    noise: NonNegative | None = None,
-    prior: tuple[Tensor, Tensor] | None = None,
-) -> ShapleyEstimate:
+def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative | None = None) -> ShapleyEstimate:
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
     With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game. For ten or more players
@@ -169,10 +164,6 @@ def few_coalitions_shapley(
         utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
         noise: the least standard deviation of the noise in a utility, that is between trainings of the same coalition,
             in the utility's unit; None: 0. The noise itself is fitted by marginal likelihood.
-        prior: the utilities of the same coalitions in a cheaper game, ``[K]`` or ``[K, M]``, and the cheaper game's
-            Shapley values, ``[n]`` or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`
-            (``docs/results/proxy.md``). The cheaper game times a factor, fitted by least squares and at least 0, is
-            the Gaussian process's mean. None: the mean is constant.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
@@ -197,8 +188,6 @@ def few_coalitions_shapley(
     flat = columns.ndim == 1
     columns = columns[:, None] if flat else columns
     _check(masks, columns)
-    if prior is not None:
-        return _beyond(prior, masks, utilities, noise)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
@@ -219,21 +208,6 @@ def holds_whole_sizes(masks: Tensor) -> bool:
     """Return whether the K coalitions ``masks [K, n]``, all different, include of each size either all or none."""
     n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
-
-
-def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
-    """Compute :func:`few_coalitions_shapley` with a ``prior``: subtract a multiple of the cheaper game's utilities, fit
-    the game that remains, and add the same multiple of the cheaper game's values to its values."""
-    game, (cheap, values) = torch.as_tensor(utilities).detach().cpu().double(), (p.cpu().double() for p in prior)
-    if cheap.shape != game.shape or values.shape != (masks.shape[1], *game.shape[1:]):
-        raise ValueError(
-            f"expected a prior {list(game.shape)} and {[masks.shape[1], *game.shape[1:]]}, got {list(cheap.shape)} and "
-            f"{list(values.shape)}."
-        )
-    centered = cheap - cheap.mean(0)
-    slope = ((centered * game).sum(0) / centered.square().sum(0).clamp_min(1e-300)).clamp_min(0)
-    rest = few_coalitions_shapley(masks, game - slope * cheap, noise)
-    return ShapleyEstimate(rest.values + slope * values, rest.stderr, len(masks))
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:

@@ -16,7 +16,6 @@ from flsv.functional import (
     kernel_shap,
     permutation_shapley,
 )
-from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
 from flsv.functional.shapley.size_effects import size_effects_shapley
@@ -261,29 +260,3 @@ def test_estimated_evaluations_distinguish_a_pair_in_half_of_all_cases(clients: 
         smaller = errors / times_to_tell_apart(values, errors) ** 0.5
         hits.append(pairs_differ(true + smaller * torch.randn(clients, generator=draw), smaller))
     assert 0.4 < sum(hits) / len(hits) < 0.85
-
-
-def test_prior_changes_neither_exact_values_nor_their_sum() -> None:
-    draw = torch.Generator().manual_seed(0)
-    table, cheap = torch.rand(32, 2, generator=draw).double(), torch.rand(32, 2, generator=draw).double()
-    masks = all_coalitions(5)
-    prior = cheap, shapley_of_table(cheap)
-    torch.testing.assert_close(few_coalitions_shapley(masks, table, prior=prior).values, shapley_of_table(table))
-    some = few_coalitions(5, "both")
-    rows = [int((masks == mask).all(1).nonzero()) for mask in some]
-    found = few_coalitions_shapley(some, table[rows], prior=(cheap[rows], prior[1]))
-    torch.testing.assert_close(found.values.sum(0), table[-1] - table[0])
-
-
-def test_a_game_that_is_a_multiple_of_the_prior_is_known_from_few_coalitions() -> None:
-    table = torch.rand(64, generator=torch.Generator().manual_seed(1)).double()
-    masks, some = all_coalitions(6), few_coalitions(6, "singles")
-    rows = [int((masks == mask).all(1).nonzero()) for mask in some]
-    exact = shapley_of_table(table[:, None])[:, 0]
-    found = few_coalitions_shapley(some, 3 * table[rows] + 0.5, prior=(table[rows], exact))
-    torch.testing.assert_close(found.values, 3 * exact)
-    # One that goes the other way is not believed.
-    opposed = few_coalitions_shapley(some, table[rows], prior=(-table[rows], -exact))
-    torch.testing.assert_close(opposed.values, few_coalitions_shapley(some, table[rows]).values)
-    with pytest.raises(ValueError, match=r"expected a prior \[8\] and \[6\]"):
-        few_coalitions_shapley(some, table[rows], prior=(table, exact))
