@@ -136,7 +136,6 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
     "Ditto": (partial(second_model, partial(Ditto, 0.3, 0.05)), SPLITS),
     "Per-FedAvg": (partial(second_model, partial(PerFedAvg, 0.05, "free")), SPLITS),
-    "judged by the sites": (judging, {"client_val": 0.4}),
     "linear models of coalitions": (
         partial(linear_models, every=2, sampler=UniformSampler(2)),
         {},
@@ -156,13 +155,21 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
 
 
-@pytest.mark.parametrize("options", [{}, {"aggregator": FedAdam(0.02), "client_algorithm": FedProx(0.1)}])
-def test_predicted_values_at_sites_equal_those_of_one_process(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (shadows, {}),
+        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)), {}),
+        (judging, {"client_val": 0.4}),
+    ],
+)
+def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path, make: Make, options: Any) -> None:
     """Sites train their own models beside the global one, one process in fits of their own."""
-    make = partial(shadows, **options)
-    remote, local = Remotely(tmp_path / "b", make).fit(own=ServerData()), one_process(tmp_path / "a", make)
+    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    local = one_process(tmp_path / "a", make, **options)
     assert torch.equal(remote.state.model(), local.state.model())
-    torch.testing.assert_close(remote.contributions["shadow"], local.contributions["shadow"], rtol=1e-5, atol=1e-6)
+    for name, values in local.contributions.items():
+        torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
 def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
