@@ -26,6 +26,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.uploads import TopK
@@ -170,6 +171,30 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path
     assert torch.equal(remote.state.model(), local.state.model())
     for name, values in local.contributions.items():
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})])
+def test_site_that_sends_the_federations_model_as_its_own_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
+) -> None:
+    tell = ShadowTraining.end_client
+
+    def lying(self: ShadowTraining, context: Any) -> Any:
+        told = tell(self, context)
+        if context.instruction.client_id == 1:
+            told = {
+                name: torch.cat([rows[:, :1], context.start.expand(len(rows), -1)], 1) for name, rows in told.items()
+            }
+        return told
+
+    if lies:
+        monkeypatch.setattr(ShadowTraining, "end_client", lying)
+    remote = Remotely(tmp_path, shadows).fit(own=ServerData())
+    noted: dict[int, set[str]] = {}
+    for event in remote.events:
+        if "its own model is" in event.what:
+            noted.setdefault(event.client, set()).add(event.what.split(" is ")[1].removeprefix("not its "))
+    assert noted == found
 
 
 def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
