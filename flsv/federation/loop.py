@@ -344,7 +344,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
-    board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
     clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
