@@ -27,11 +27,11 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (43_980, 38_000),
+    "words of all pages": (43_970, 38_000),
     "of these of guides": (13_040, 12_000),
     "lines of tests": (38_600, 31_000),
-    "lines of tools": (6_670, 4_500),
-    "scripts in tools": (32, 25),
+    "lines of tools": (5_810, 4_500),
+    "scripts in tools": (29, 25),
     "lines of flsv": (34_160, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
