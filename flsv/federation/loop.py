@@ -366,11 +366,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return copies_in(self.events)
 
     @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
-
-    @property
     def current_client(self) -> int | None:
         """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
         return None if self._lightning_fit is None else self._lightning_fit.current_client

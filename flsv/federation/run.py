@@ -86,11 +86,6 @@ class FederationRun:
         """Return the map between the module and its vectors ``[P]``."""
         return self.engine.space
 
-    @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self.server.games is None else self.server.games.total_evaluations
-
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
