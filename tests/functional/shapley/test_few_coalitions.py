@@ -1,10 +1,8 @@
 """Values of few coalitions: the Gaussian process, KernelSHAP, and what tells values apart."""
 
-import numpy as np
 import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
-from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
 from flsv.functional import (
@@ -12,7 +10,6 @@ from flsv.functional import (
     few_coalitions,
     few_coalitions_shapley,
     interval_over_seeds,
-    kernel_shap,
     permutation_shapley,
 )
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
@@ -148,8 +145,6 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             few_coalitions_shapley(bad_masks, bad)
-    with pytest.raises(ValueError, match="nobody and everybody among them"):
-        kernel_shap(masks[1:], utilities[1:])
 
 
 def test_designs_have_the_documented_numbers_of_coalitions() -> None:
@@ -204,24 +199,6 @@ def test_size_effects_are_left_out_if_the_design_has_a_size_only_in_part(monkeyp
     found = few_coalitions_shapley(masks, utilities).values
     monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
     assert torch.equal(few_coalitions_shapley(masks, utilities).values, found)
-
-
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_kernel_shap_equals_the_weighted_least_squares_by_scipy(which: Which) -> None:
-    """Solved by SciPy under the constraint; the kernel's weight is the same for one player and for all but one."""
-    masks = few_coalitions(4, which)
-    utilities = table_game(random_table(4))(masks)
-    inner, gains = masks[2:].double().numpy(), (utilities[2:] - utilities[0]).numpy()
-    total = float(utilities[1] - utilities[0])
-    best = minimize(
-        lambda phi: float(((inner @ phi - gains) ** 2).sum()),
-        np.zeros(4),
-        constraints=LinearConstraint(np.ones(4), total, total),
-        tol=1e-12,
-    )
-    np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
-    few = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()  # what these leave open is dealt out equally
-    torch.testing.assert_close(kernel_shap(few, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
 
 
 def test_prior_changes_neither_exact_values_nor_their_sum() -> None:
