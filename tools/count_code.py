@@ -29,19 +29,19 @@ LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 BUDGETS = {
     "words of all pages": (43_980, 38_000),
     "of these of guides": (13_040, 12_000),
-    "lines of tests": (38_280, 31_000),
+    "lines of tests": (38_260, 31_000),
     "lines of tools": (5_940, 4_500),
     "scripts in tools": (30, 25),
-    "lines of flsv": (33_760, 28_000),
+    "lines of flsv": (33_750, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_040, 1_500), "core": (1_220, None),
-    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_090, None), "functional": (2_920, 2_800),
+    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_090, None), "functional": (2_910, 2_800),
     "games": (1_500, 1_500), "metrics": (2_050, 1_900), "models": (720, None), "outside": (530, None),
     "personalization": (690, None), "report": (1_400, None), "results": (1_280, None), "retraining": (2_440, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
-    "utilities": (1_300, None), "valuation": (680, None),
+    "utilities": (1_300, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")
