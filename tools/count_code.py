@@ -32,7 +32,7 @@ BUDGETS = {
     "lines of tests": (38_260, 31_000),
     "lines of tools": (5_940, 4_500),
     "scripts in tools": (30, 25),
-    "lines of flsv": (33_750, 28_000),
+    "lines of flsv": (33_740, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
