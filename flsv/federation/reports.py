@@ -20,7 +20,7 @@ from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
-from flsv.federation.learned import learning_record, performances
+from flsv.federation.performances import learning_record, performances
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
