@@ -75,7 +75,8 @@ class ShadowShapley(MeasuredMetric):
     same random numbers, so that the full coalition draws the run's cohorts; its model is compared with the run's after
     every round. Clients also train in rounds for which the run has not drawn them. Clients on remote sites are
     therefore refused with a sampler, and so are samplers that choose by values or losses, which would differ between
-    coalitions.
+    coalitions. If values are computed every round, they are then means over the last three rounds, since a round's
+    cohorts change its values. Those of ``flsv retrain`` are the last round's.
 
     **Cost.** For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"``
     2 n - 1, ``"all"`` 2^(n - 1) - 1. As rows of one batched model, an MLP's models cost little, but those of a
@@ -183,6 +184,7 @@ class ShadowShapley(MeasuredMetric):
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._interval = every or 1
+        self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._last: int | None = None
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
@@ -306,6 +308,9 @@ class ShadowShapley(MeasuredMetric):
         self.values, self.recent = values.to(self.values), recent.to(self.recent)
         # Values that do not follow each other round by round differ by what was learned between them, too.
         known = self._interval == 1 and recent.isfinite().all()
+        if self.averages and self._interval == 1:  # the luck of a round's cohorts is in its values
+            values = recent.nanmean(0)
+            self.values = values.to(self.values)
         errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
@@ -336,6 +341,7 @@ class ShadowShapley(MeasuredMetric):
         the round ``round_index``. Called if values turned out to be wrong."""
         self.valued = self.valued.new_tensor([round_index])
         self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
+        self.recent = torch.full_like(self.recent, torch.nan)
 
     def deliver(self, nobody: Tensor, everybody: Tensor) -> None:
         """Replace the utilities of the empty and the full coalition after the last of the stored rounds.

@@ -162,6 +162,7 @@ class CoalitionPlan:
             self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
         for metric in self._metrics.values():
             metric.await_training(after_the_run=self.why is not None)
+            metric.averages = not isinstance(config.sampler, FullParticipation)
         if self.why is None:
             return self._with_rows(trainer, config, data.num_clients, limit)
         self._check_kept(callable(config.engine))
