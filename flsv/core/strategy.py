@@ -100,7 +100,7 @@ class Component(ValidatedArguments, ABC):
 
 
 def _held(value: Any) -> Any:
-    """Return a shallow copy of a value; a tensor is returned as it is."""
+    """Copy a value shallowly, but return a tensor as it is."""
     return value if isinstance(value, Tensor) else copy(value)
 
 
@@ -195,7 +195,6 @@ class Strategy(Component):
 
 
 def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{role: strategy}`` without roles whose strategy is None, and with a wrapped client algorithm in place of
-    its wrapper (``ShadowShapley`` wraps the algorithm to train coalitions' models beside the clients' own)."""
+    """Return the strategies that are set, with a wrapped client algorithm in place of its wrapper."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
     return {role: strategy for role, strategy in parts.items() if strategy is not None}

@@ -45,13 +45,7 @@ NO_METRIC = ""
 
 @dataclass(frozen=True)
 class LearningResult:
-    """Result of the test whether a model is better than a constant answer.
-
-    Args:
-        by: the name of the performance measure by which the model is tested.
-        value: the model's performance; None if the number is not finite.
-        apart: whether the model is significantly better than a constant answer; None if this cannot be tested.
-    """
+    """Result of the test whether a model is better than a constant answer."""
 
     by: str
     value: float | None
@@ -59,30 +53,12 @@ class LearningResult:
 
 
 def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | None]:
-    """Return ``{metric: performance}`` of the global model before the first round; a performance that is not finite is
-    None.
-
-    Args:
-        trainer: the fit's trainer.
-        run: the run, before its first round.
-    """
+    """Return ``{metric: performance}`` of the global model before the first round."""
     return {name: verdict.value for name, verdict in learning_results(trainer, run)[0].items()}
 
 
 def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
-    """Test whether the global model has learned anything, and return the results as entries of ``run.json``.
-
-    A warning is shown for each performance measure by which the model is not better than a constant answer.
-
-    Args:
-        trainer: the fit's trainer.
-        run: the run, after its last round.
-
-    Returns:
-        ``"paid_in"``: by metric, the performance at the run's start and end, the sum of the clients' values, and
-        whether the model is better than a constant answer; ``"not_known"``: if the test is not possible, the reason;
-        ``"undecided"``: the result of :func:`inconclusive_metrics`, if it is not empty.
-    """
+    """Test whether the global model has learned anything, for ``run.json``."""
     found, unknown = learning_results(trainer, run)
     values, start = run.metrics.contributions, run.state.start
     paid = {
@@ -106,17 +82,7 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
 
 
 def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
-    """Find the metrics whose values, which are estimated from sampled coalitions, do not differ significantly between
-    any two clients.
-
-    Args:
-        metrics: the metrics by name.
-        values: the metrics' values by name.
-
-    Returns:
-        ``{metric: numbers}``: the number of ``"evaluations"`` of coalitions so far, and the number ``"needed"`` so that
-        a pair of clients differs significantly, see :mod:`flsv.functional.shapley.studentized_range`.
-    """
+    """Name the metrics whose sampled values differ significantly between no two clients."""
     found = {}
     for name, value in values.items():
         metric = metrics[name]
@@ -134,16 +100,7 @@ def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Ten
 
 
 def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, LearningResult], str | None]:
-    """Test whether the global model is better than a constant answer, by the performance measure of each metric.
-
-    Args:
-        trainer: the fit's trainer.
-        run: the run.
-
-    Returns:
-        ``{metric: result}``, with a single result under ``NO_METRIC`` if no metric evaluates coalitions; and the reason
-        why the test is not possible, None if it is possible.
-    """
+    """Test the global model against a constant answer, by each metric's performance measure."""
     model = run.state.model()
     found = _of_games(run, model)
     if found:
@@ -158,8 +115,7 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
 
 
 def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
-    """Test whether the model ``[P]`` is better than a constant prediction, once for each metric that evaluates
-    coalitions, by the performance measure of this metric. Return ``{metric's name: result}``, empty without them."""
+    """Test the model ``[P]`` by the measure of each metric that evaluates coalitions."""
     found: dict[str, LearningResult] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
@@ -182,15 +138,13 @@ def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
 
 
 def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
-    """Return whether a model's scores are better than a constant answer's; None if ``measure`` is not in
-    :data:`TESTED`."""
+    """Return whether scores are better than a constant answer's, None if the measure is not tested."""
     by = measure.of if isinstance(measure, ModelScore) and measure.by_class else measure
     return beats_constant(scores, by) if isinstance(by, str) and by in TESTED else None
 
 
 def _why_not_scored(trainer: L.Trainer, run: FederationRun) -> str | None:
-    """Return the reason why a classifier's answers cannot be scored, apart from missing validation data; None: they
-    can."""
+    """Return why a classifier's answers cannot be scored, None if they can."""
     if trainer.limit_val_batches == 0:
         return "nothing is validated (limit_val_batches=0)"
     if run.engine.data.no_classes is not None:
@@ -201,16 +155,7 @@ def _why_not_scored(trainer: L.Trainer, run: FederationRun) -> str | None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | str:
-    """Score a classifier on the validation batches that the trainer uses, without changes to the fit.
-
-    Args:
-        trainer: the fit's trainer.
-        run: the run.
-        model: ``[P]``, the classifier.
-
-    Returns:
-        The scores; if there are none, a text with the reason.
-    """
+    """Score a classifier on the trainer's validation batches."""
     data, space, module = run.engine.data, run.engine.space, trainer.lightning_module
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
@@ -238,34 +183,13 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
 
 
 def _finite(values: Tensor) -> float | None:
-    """Return the mean of a tensor; None if it is not finite."""
+    """Return the mean of a tensor, None if it is not finite."""
     value = float(values.mean())
     return value if math.isfinite(value) else None
 
 
 def beats_constant(scores: Scores, performance: str) -> bool:
-    r"""Return whether a model's performance on the validation set is significantly above that of any constant answer.
-
-    Args:
-        scores: the scores of a single model.
-        performance: the performance measure, which determines the test. ``"accuracy"``: the model is compared with the
-            majority class, by the exact McNemar test on the samples on which only one of the two is right.
-            ``"negative_loss"``: the model is compared with the classes' shares in the validation set, the best constant
-            answer. For predictions that are independent of the labels, the likelihood ratio has a mean of 1 at most, so
-            that it exceeds :math:`1/\alpha` with a probability of at most :math:`\alpha` (Markov's inequality;
-            :math:`\alpha` is the level). ``"balanced_accuracy"``, ``"per_class_accuracy"``: the model's mean recall is
-            compared with 1 / M, with M the number of classes that occur, by a normal confidence interval of the recall
-            with one right and one wrong sample added to every class.
-
-    Example:
-        >>> def scores(correct, support, loss):
-        ...     return Scores({"correct": torch.tensor([correct]), "loss": torch.tensor([loss])}, torch.tensor(support))
-        >>> constant, learned = scores([94, 0], [94, 6], 0.3), scores([92, 5], [94, 6], 0.1)
-        >>> beats_constant(constant, "accuracy"), beats_constant(constant, "balanced_accuracy")
-        (False, False)
-        >>> [beats_constant(learned, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
-        [False, True, True]
-    """
+    """Return whether a performance is significantly above that of any constant answer."""
     assert scores.support is not None
     there = scores.support > 0
     support, correct = scores.support[there].double(), scores.values["correct"][0, there].double()
@@ -284,28 +208,7 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 
 
 def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
-    """Return whether a model's ``score`` is significantly above the score of predictions that are independent of the
-    labels.
-
-    The mean and the standard error of the score of such predictions follow from the number of samples of each class.
-    With two classes they are those of class 1. Otherwise they are means over the classes that occur: the error is then
-    that of fully correlated classes, so that it is not too small.
-
-    Args:
-        score: the score's name, in :data:`flsv.scores.ranking.CLASS_SCORES`. Predictions independent of the labels
-            have an ``"auroc"`` of 1/2, with Mann and Whitney's variance; an ``"average_precision"`` of about a class's
-            share, with the mean and (to the second order) the variance over all orders of the samples, and a margin of
-            two errors, since the distribution is skewed; an ``"f1"`` of at most 2p / (1 + p) with two classes, where p
-            is the share of class 1, and of at most 1 / M with M classes.
-        value: the model's score.
-        labels: int64 ``[N]``, the labels of the N validation samples.
-        num_classes: the number M of classes.
-
-    Example:
-        >>> labels = torch.tensor([0, 1] * 50)
-        >>> [score_beats_chance("auroc", value, labels, 2) for value in (0.55, 0.65)]
-        [False, True]
-    """
+    """Return whether a score is significantly above that of predictions independent of the labels."""
     n, counts = len(labels), torch.bincount(labels, minlength=num_classes).double()
     positive = counts[1:2] if num_classes == 2 else counts[counts > 0]
     share, quantile = positive / n, float(stats.norm.ppf(1 - LEVEL))

@@ -115,17 +115,7 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of Shapley values, sorted by the size of the coalition S that is drawn for them, and their estimates.
-
-    A sample has a coalition S for each player i, which contains neither i nor the base player k. U(S + k) - U(S + i)
-    estimates SV_k - SV_i; these differences and U(N) - U(empty) give the Shapley values SV of all players.
-
-    Args:
-        run: the game, the budget and the target of the call.
-        base: the base player k.
-        shared: whether all players are compared on the same coalitions.
-        generator: the random generator of the draws; None: torch's default.
-    """
+    """Samples of Shapley values by the size of their coalition, and their estimates."""
 
     def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
         self.run, self.base, self.shared, self.generator = run, base, shared, generator
@@ -135,11 +125,6 @@ class _Strata:
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Draw samples until the budget is spent or the target is reached.
-
-        Args:
-            per_size: the number of evaluations that a sample of one coalition size takes.
-        """
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
@@ -162,15 +147,7 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the coalitions on which each player is compared with the base player.
-
-        Args:
-            sizes: int ``[R]``, the size of the coalitions S in each draw.
-
-        Returns:
-            The coalitions S + base player, and S + other player, both bool ``[R, n-1, n]``: for each draw one S for
-            each player other than the base player.
-        """
+        """Draw the coalitions on which each player is compared with the base player."""
         others, base = self.num_players - 1, self.base
         if self.shared:
             patterns = torch.stack([_pattern(size, others) for size in range(others)])
@@ -188,13 +165,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values that follow from them to the samples of their size.
-
-        Args:
-            sizes: int ``[R]``, see :meth:`coalitions`.
-            with_base: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-            with_other: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-        """
+        """Evaluate drawn coalitions, and add the values that follow to the samples of their size."""
         both = self.run.game(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
@@ -204,24 +175,18 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
-        """Return the estimated Shapley values ``[n, M]``, the mean over the coalition sizes."""
+        """Average the estimated values over the coalition sizes, ``[n, M]``."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:
-        """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
-
-        The smallest and the largest size have only one S per player and need one sample; all other sizes need two.
-        """
+        """Compute the standard errors ``[n, M]``, NaN until there are enough samples."""
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
-
-        They are (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the sizes' variances and sample counts.
-        """
+        """Compute the standard errors' degrees of freedom ``[n, M]`` (Satterthwaite 1946)."""
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
             return torch.full_like(self.values(), torch.inf)
@@ -231,16 +196,7 @@ class _Strata:
 
 
 def _pattern(size: int, others: int) -> Tensor:
-    """Return a coalition S for each player, with players as positions in a random order without the base player.
-
-    Args:
-        size: the size of S.
-        others: the number of players in the order.
-
-    Returns:
-        bool ``[others, others]``; entry (r, c) is True if the player at position c is in S for the player at position
-        r.
-    """
+    """Draw a coalition for each player, as positions in a random order of the others."""
     rank = torch.arange(others)
     block = size if 2 * size <= others else size + 1
     first = rank < block
@@ -259,7 +215,6 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
-    """Make a :class:`DifferenceEstimate` of values and standard errors, float64 ``[n, M]``, for the base player."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

@@ -101,13 +101,12 @@ def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.in
 
 @cache
 def _range(level: float, count: int, freedom: float = math.inf) -> float:
-    """Compute the quantile at ``level`` of the studentized range of ``count`` numbers with ``freedom`` degrees of
-    freedom."""
+    """Compute a quantile of the studentized range of ``count`` numbers."""
     return float(studentized_range.ppf(level, count, freedom if freedom < MANY else math.inf))
 
 
 def _known(values: Tensor, stderr: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values that are finite and have a finite standard error, and the squares of these errors, float64."""
+    """Return the values with finite standard errors, and the squares of these errors."""
     values, stderr = values.detach().cpu().double(), stderr.detach().cpu().double()
     known = values.isfinite() & stderr.isfinite()
     return values[known], stderr[known].square()

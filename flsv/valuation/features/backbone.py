@@ -84,12 +84,7 @@ class Backbone(Features):
 
 
 class _Prepare(nn.Module):
-    """Preprocessing layer that repeats a single channel and resizes images.
-
-    Args:
-        channels: number of channels of the result for images with one channel; None: channels are not changed.
-        size: side length in pixels of the result; None: images are not resized.
-    """
+    """Preprocessing layer that repeats a single channel and resizes images."""
 
     def __init__(self, channels: int | None, size: int | None) -> None:
         super().__init__()
@@ -105,16 +100,7 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load weights from the file ``path`` into the network. Weights of the head may be missing or of another shape.
-
-    Args:
-        network: the network.
-        path: path of the file.
-        name: description of the features, for messages.
-
-    Raises:
-        ConfigurationError: there is no such file, it cannot be read, or it does not fit the network.
-    """
+    """Load weights from the file ``path`` into the network."""
     timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")
