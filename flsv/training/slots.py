@@ -44,7 +44,7 @@ class Slots:
             slot.enter(client, self._store.kept(client, slot.name))
 
     def leave(self, stage: bool) -> None:
-        """Leave all slots."""
+        """Restore the Trainer's own state, and let the store stage the client's."""
         if self.client is None:
             return
         left = {slot.name: slot.leave() for slot in reversed(self._slots)}
