@@ -61,22 +61,15 @@ class TrainedCoalitions:
     Args:
         masks: bool ``[K, n]``, one row per coalition, all different; the empty and the full coalition are among them.
         build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
+        weights: ``[n]``, the clients' weights in the federation's average; None if they are not known.
     """
 
     masks: Tensor
     build: Callable[[int, Tensor], None]
+    weights: Tensor | None = None
 
-    def play(self, games: Any, metric: Any, masks: Tensor) -> Tensor:
-        """Evaluate the models of some of these coalitions.
-
-        Args:
-            games: the round's :class:`flsv.games.CoalitionGames`.
-            metric: the performance measure.
-            masks: bool ``[J, n]``, the coalitions to evaluate, J rows of :attr:`masks`.
-
-        Returns:
-            The coalitions' utilities ``[J]``, or ``[J, M]`` for each of M classes.
-        """
+    def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
+        """Return a function like :attr:`build` for J of these coalitions, ``masks``, bool ``[J, n]``."""
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
         rows = [places[tuple(mask)] for mask in masks.tolist()]
-        return games.utility_of_models(lambda index, out: self.build(rows[index], out), len(rows), metric)
+        return lambda index, out: self.build(rows[index], out)

@@ -120,13 +120,13 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.config = config = self.plan.decide(trainer, self.data, config, self.steps.limit)
+        self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
         self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
-        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
+        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients, self._weights)
         self.steps.begun = True
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
@@ -148,6 +148,7 @@ class LightningFit:
             run_state.configured_options = None
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
+        self.plan.planned(self.state.num_clients, federation.server.games)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.boundary = RoundBoundary(trainer, loop)
@@ -299,9 +300,15 @@ class LightningFit:
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
             delivered = self.running.space.read(self.trainer.lightning_module)
-            run = EndedRun(*known, self.state.model(), self.state.round_index - 1, delivered)
+            model, last, games = self.state.model(), self.state.round_index - 1, self.running.server.games
+            run = EndedRun(*known, model, last, delivered, self._weights(), games)
             self.reports.write_late(self.plan.train(run))
         self.reports.finish()
+
+    def _weights(self) -> torch.Tensor:
+        """Return the clients' weights ``[n]`` in the federation's average."""
+        uniform = getattr(self.config.aggregator, "weighting", "samples") == "uniform"
+        return torch.ones(self.data.num_clients) if uniform else self.data.num_samples
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""

@@ -24,6 +24,7 @@ from flsv.functional.shapley.knn import knn_shapley
 from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.normalize import normalize_shapley
 from flsv.functional.shapley.permutation import permutation_shapley
+from flsv.functional.shapley.predicted_outputs import predicted_shapley
 from flsv.functional.shapley.regression import kernel_shap, regression_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS
 from flsv.functional.shapley.stratified import stratified_shapley
@@ -94,6 +95,7 @@ __all__ = [
     "participant_weights",
     "permutation_shapley",
     "personalized_weights",
+    "predicted_shapley",
     "regression_shapley",
     "relevance_auroc",
     "step_weights",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from flsv.core import ALONE, Ranks, Round
+from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
 from flsv.games.coalition_models import Weighting
 from flsv.games.coalition_table import CoalitionTable
 from flsv.games.coalition_utility import CoalitionUtility, utility_of
@@ -15,6 +16,7 @@ from flsv.games.gradient_products import GradientProducts
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import UtilityMetric
+from flsv.games.trained_game import TrainedGame
 from flsv.games.vector_evaluator import VectorEvaluator
 
 
@@ -146,6 +148,13 @@ class CoalitionGames:
         table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
         self._models += count
         return utility_of(table.evaluate(build, count), metric)
+
+    def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
+        """Make the game of coalitions whose models were trained. Their models are counted in :attr:`evaluations`."""
+        self._models += len(coalitions.masks)
+        return TrainedGame(
+            coalitions, self.evaluator_of(metric), metric, partial(self.utility_of_models, metric=metric)
+        )
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model. The last gradient of each loss is cached and returned as

@@ -17,9 +17,9 @@ from flsv._lightning.evaluation import free_cached
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
-from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_probabilities
+from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.replica import Context, Replica, module_device, named_tensors
-from flsv.games.scores import Scores, loss_dtype, score_batch
+from flsv.games.scores import Scores, hits_of, loss_dtype, losses_of, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
@@ -68,6 +68,9 @@ class ModelEvaluator(VectorEvaluator):
         seed: seed of the random numbers that a forward pass draws.
         asking: name of the object that needs the metric, for messages.
 
+    Attributes:
+        form: the form of the outputs that :meth:`evaluate` keeps; None if there is none that all batches share.
+
     Raises:
         ConfigurationError: an argument is wrong; the batches have no samples or wrong labels; ``forward`` does not
             return logits ``[B, M]``, or the metric does not take its outputs; the module cannot be copied; the metric
@@ -109,6 +112,7 @@ class ModelEvaluator(VectorEvaluator):
             self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
+        self.form: OutputForm | None = None
         self._try()
 
     def _keep(self, batches: Iterable[Any]) -> None:
@@ -134,15 +138,17 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int) -> Scores:
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models; only one model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
                 module's device. It may be called more than once for one i.
             count: K, the number of models.
+            keep: whether the scores also hold the models' outputs. They do not where :attr:`form` is None.
         """
-        sums = _Sums(count, self.num_classes, len(self._batches), self.device)
+        form = self.form if keep else None
+        sums = _Sums(count, self.num_classes, len(self._batches), self.device, form)
         self._replica.follow(self._module, None if self._private is None else self._private())
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed):
@@ -179,6 +185,30 @@ class ModelEvaluator(VectorEvaluator):
                 raise
             return False
         return True
+
+    @torch.no_grad()
+    def score_outputs(self, outputs: Tensor, losses: bool = True) -> Scores:
+        """Compute the scores of c models from their outputs; for those that :meth:`evaluate` keeps, the same scores.
+
+        Args:
+            outputs: ``[c, V, ...]``, the outputs for all V samples, in the form :attr:`form`.
+            losses: whether a classifier's loss is needed, too; otherwise it is 0.
+        """
+        assert self.form is not None
+        sums = _Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
+        labels = [y.cpu() for _, y in self._batches]
+        parts = outputs.split([len(y) for y in labels], 1)
+        for position, (part, y) in enumerate(zip(parts, labels)):
+            if self.num_classes is not None:
+                sums.correct += hits_of(part, y)
+                if losses:
+                    sums.losses[:, position] = losses_of(part, y)
+        for row in range(len(outputs) if self._metrics else 0):
+            metric = self._metrics[0].clone(torch.device("cpu"))
+            for part, y in zip(parts, labels):
+                metric.update(self.form.outputs(part[row]), y)
+            sums.metric[row] = metric.value()
+        return sums.scores(self._support, bool(self._metrics))
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """Compute the gradient of the mean validation cross-entropy at a model, in full precision.
@@ -247,6 +277,7 @@ class ModelEvaluator(VectorEvaluator):
             metric.metric.reset()  # of a model before, or of a pass that failed half-way
         sums.correct[rows.start : rows.stop] = 0
         seed_global_rngs(self._seed, "utility")
+        kept: list[Tensor] = []
         for position, (x, y) in enumerate(self._batches):
             with self._replica.context():
                 batch_outputs = outputs(x)
@@ -257,6 +288,10 @@ class ModelEvaluator(VectorEvaluator):
                 sums.losses[rows.start : rows.stop, position] = losses
             for metric, own in zip(metrics, batch_outputs):
                 metric.update(own, y)
+            if sums.form is not None:
+                kept.append(sums.form.logits(batch_outputs, y).float().cpu())
+        if kept:
+            sums.outputs[rows.start] = torch.cat(kept, 1)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
@@ -280,13 +315,28 @@ class ModelEvaluator(VectorEvaluator):
                     x, y = x[:1], y[:1]
                 with self._replica.context():
                     checked_logits(self._replica.module(x), y, self.num_classes)
+                self.form = OutputForm(True)
             for metric in self._metrics:
                 self._replica.follow(self._module)
-                metric.gives_logits = wants_probabilities(metric.metric) and self._gives_logits(x)
+                gives_logits = self._gives_logits(x)
+                metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
                 self._one_by_one(build, 1, _Sums(1, self.num_classes, len(self._batches), self.device))
+                self._find_form(metric.metric, gives_logits)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
         self._replica.check(self._module, x)
+
+    def _find_form(self, metric: Metric, gives_logits: bool) -> None:
+        """Set :attr:`form`, if all batches have one tensor of labels and outputs of the same shape for each sample."""
+        shapes, form = set(), None
+        for x, y in self._batches:
+            with self._replica.context():
+                outputs = self._replica.module(x)
+            if not isinstance(outputs, Tensor) or not isinstance(y, Tensor) or len(outputs) != len(y):
+                return
+            form = OutputForm.of(metric, outputs, y, gives_logits)
+            shapes.add(outputs.shape[1:])
+        self.form = form if len(shapes) == 1 else None
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         self._replica.follow(self._module)
@@ -333,7 +383,10 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
 class _Sums:
     """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
 
-    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device) -> None:
+    def __init__(
+        self, models: int, classes: int | None, batches: int, device: torch.device, form: OutputForm | None = None
+    ) -> None:
+        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
         self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
         # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
         self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
@@ -355,4 +408,5 @@ class _Sums:
             for column in losses.double().unbind(1):
                 loss = loss + column
             values |= {"correct": correct, "loss": loss / support.sum()}
-        return Scores(values, support)
+        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
+        return Scores(values, support, outputs)

@@ -8,6 +8,7 @@ decides once per module whether it returns logits: it does if a model with rando
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from flsv.scores.ranking import ClassScore, class_1_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"
+#: The least probability whose logarithm is taken.
+TINY = 1e-6
 
 
 class OutputMetric:
@@ -46,9 +49,9 @@ class OutputMetric:
         self.metric.reset()
         self._seen = ""
 
-    def clone(self) -> OutputMetric:
-        """Return a copy that has seen no batch."""
-        return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
+    def clone(self, device: torch.device | None = None) -> OutputMetric:
+        """Return a copy that has seen no batch, on the same or another device."""
+        return OutputMetric(self.metric, self._asking, device or self._device, self.gives_logits)
 
     def update(self, outputs: Any, y: Any) -> None:
         """Add a batch of outputs and labels.
@@ -95,6 +98,46 @@ class OutputMetric:
             f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._seen}: {error} Log "
             "the value in validation_step, and give its name as performance."
         )
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """The form in which outputs are predicted: logits, with the classes in the last dimension.
+
+    Args:
+        classifies: whether the outputs are those of a classifier; those of a regression stay as they are.
+        single: whether a sample has one number, for the positive class.
+        gives_logits: whether the module returns logits, not probabilities.
+    """
+
+    classifies: bool
+    single: bool = False
+    gives_logits: bool = True
+
+    @staticmethod
+    def of(metric: Metric | None, outputs: Tensor, y: Tensor, gives_logits: bool) -> OutputForm:
+        """Find the form of a batch's outputs, ``[B, ...]``; None as ``metric`` stands for logits ``[B, M]``."""
+        kind = "Multiclass" if metric is None else _kind(metric)
+        return OutputForm(kind is not None, outputs.shape in (y.shape, (*y.shape, 1)), metric is None or gives_logits)
+
+    def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Convert outputs ``[c, B, ...]`` of c models to this form."""
+        outputs = outputs.squeeze(-1) if outputs.shape[1:] == (*y.shape, 1) else outputs
+        if not self.classifies:
+            return outputs
+        if self.single:
+            outputs = outputs if self.gives_logits else outputs.logit(TINY)
+            return torch.stack([torch.zeros_like(outputs), outputs], -1)
+        return (outputs if self.gives_logits else outputs.clamp_min(TINY).log()).movedim(2, -1)
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Convert one model's predicted logits ``[B, ...]`` back to outputs."""
+        if not self.classifies:
+            return logits
+        if self.single:
+            logits = logits[..., 1] - logits[..., 0]
+            return logits if self.gives_logits else logits.sigmoid()
+        return (logits if self.gives_logits else logits.softmax(-1)).movedim(-1, 1)
 
 
 def wants_probabilities(metric: Metric) -> bool:

@@ -25,6 +25,8 @@ class Scores:
             number of samples of each class that are classified correctly. A sample with a NaN among its logits counts
             as wrong.
         support: for classifiers, the number of samples of each class, int64 ``[M]``; else None.
+        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples; None if they were not kept. Of classifiers
+            they are logits, with the classes in the last dimension.
 
     Example:
         >>> scores = Scores({"correct": torch.tensor([[2, 0, 0]])}, torch.tensor([2, 2, 0]))
@@ -34,6 +36,7 @@ class Scores:
 
     values: Mapping[str, Tensor]
     support: Tensor | None = None
+    outputs: Tensor | None = None
 
     def __len__(self) -> int:
         """Return K, the number of models."""
@@ -82,16 +85,26 @@ def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Each model's number of correct predictions per class, int64 ``[c, M]``, and summed cross-entropy, ``[c]``.
     """
+    return hits_of(logits, y), losses_of(logits, y)
+
+
+def hits_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Count each model's correct predictions on a batch, int64 ``[c, M]``; see :func:`score_batch`."""
     models, _, classes = logits.shape
     best, predicted = logits.max(-1)
     # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
     hits = (predicted == y) & (best == best)
     correct = torch.zeros(models, classes, dtype=torch.int64, device=logits.device)
     correct.index_add_(1, y, hits.long())
+    return correct
+
+
+def losses_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Sum each model's cross-entropy over a batch, ``[c]``; see :func:`score_batch`."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(models), reduction="none").view(models, -1)
-    return correct, losses.sum(-1, dtype=loss_dtype(logits.device))
+    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(len(logits), -1)
+    return losses.sum(-1, dtype=loss_dtype(logits.device))
 
 
 def loss_dtype(device: torch.device) -> torch.dtype:

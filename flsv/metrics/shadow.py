@@ -19,8 +19,10 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.one_seed import one_seed_stderr, predicted_halfwidth
+from flsv.functional.shapley.predicted_outputs import predicted_shapley, whole_layers
 from flsv.games.performance import Judges, Mode
+from flsv.games.trained_game import OutputScore, TrainedGame
 from flsv.games.untrained import UNTRAINED
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.designs import Coalitions
@@ -166,6 +168,8 @@ class ShadowShapley(MeasuredMetric):
     evaluations: Tensor
     ends: Tensor
     valued: Tensor
+    outputs: Tensor
+    disagreement: Tensor
 
     def __init__(
         self,
@@ -176,7 +180,7 @@ class ShadowShapley(MeasuredMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         every: Count | None = None,
-        max_fits: Annotated[float, Ge(1)] = 10,
+        max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
@@ -236,7 +240,7 @@ class ShadowShapley(MeasuredMetric):
             raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
         if self._build is not None:
             self._play_starts = partial(round.games.utility_of_models, self._build, UNTRAINED, self.measured_by)
-        return partial(round.trained.play, round.games, self.measured_by)
+        return round.games.trained(round.trained, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
@@ -250,6 +254,9 @@ class ShadowShapley(MeasuredMetric):
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
         self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
         self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
+        # Their models' outputs, [R, 2, V, ...], and the values' difference between the two predictions.
+        self.add_state("outputs", torch.empty(0), dist_reduce_fx=_one_after_the_other)
+        self.add_state("disagreement", torch.full((num_clients, width), torch.nan), dist_reduce_fx=latest)
 
     def update(
         self,
@@ -278,6 +285,7 @@ class ShadowShapley(MeasuredMetric):
         if (round_index + 1) % self._interval and round_index != self._last:
             return
         utilities = utility(masks)
+        outputs = utility.outputs if isinstance(utility, TrainedGame) else None
         if self.judges == "clients":
             self._judged = utilities[masks.all(1)].mean()
         if self._play_starts is not None and self.starts.isnan().any():
@@ -287,40 +295,73 @@ class ShadowShapley(MeasuredMetric):
             ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
+            if outputs is not None:
+                self.outputs = torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
             return
-        self._share_out(masks, utilities)
+        if isinstance(utility, TrainedGame):
+            self._share_out(masks, utilities, outputs, utility.weights, utility.by)
+        else:
+            self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
-    def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
+    def _share_out(
+        self,
+        masks: Tensor,
+        utilities: Tensor,
+        outputs: Tensor | None = None,
+        weights: Tensor | None = None,
+        by: OutputScore | None = None,
+    ) -> None:
         """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
-        store them. If a utility is not finite, all values become NaN, with a warning.
+        store them. If a utility or an output is not finite, all values become NaN, with a warning.
         """
-        finite = utilities.reshape(len(masks), -1).isfinite().all(1)
+        finite = utilities.reshape(len(masks), -1).isfinite().all(1).cpu()
+        if outputs is not None:
+            finite &= outputs.flatten(1).isfinite().all(1)
         if not finite.all():
-            broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite.cpu()]]
+            broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite]]
             warnings.warn(f"ShadowShapley: there are no values: {broken} come to no finite performance.", stacklevel=2)
             self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
             return
+        shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
+        if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
+            found = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
+            half = predicted_halfwidth(found.values, found.disagreement) / t_quantile(LEVEL)
+            self.values = self._over_rounds(found.values.view(shape)).to(self.values)
+            self.errors = half.view(shape).to(self.errors)
+            self.disagreement = found.disagreement.view(shape).to(self.disagreement)
+            return
         found = few_coalitions_shapley(masks, utilities)
-        starts, recent, values, fit = to_host([self.starts, self.recent, found.values, found.stderr])
-        values, fit = values.reshape(self.values.shape), fit.reshape(self.values.shape)
-        recent = torch.cat([recent[1:], values[None].to(self.values.dtype).to(recent)])
-        self.values, self.recent = values.to(self.values), recent.to(self.recent)
+        self.values = self._over_rounds(found.values.reshape(shape)).to(self.values)
+        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, found.stderr.reshape(shape)])
         # Values that do not follow each other round by round differ by what was learned between them, too.
         known = self._interval == 1 and recent.isfinite().all()
-        if self.averages and self._interval == 1:  # the luck of a round's cohorts is in its values
-            values = recent.nanmean(0)
-            self.values = values.to(self.values)
         errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
-        self.errors = errors.to(self.errors).reshape(self.errors.shape)
+        self.errors = errors.to(self.errors).reshape(shape)
 
-    def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
+    def _over_rounds(self, values: Tensor) -> Tensor:
+        """Keep a round's values with those of the rounds before, and return them or, with a sampler, their mean."""
+        self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
+        # The luck of a round's cohorts is in its values.
+        return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
+
+    def complete(
+        self,
+        masks: Tensor,
+        utilities: Tensor,
+        outputs: Tensor | None = None,
+        weights: Tensor | None = None,
+        by: OutputScore | None = None,
+    ) -> dict[int, Tensor]:
         """Compute the values from the utilities of coalitions that were trained after the run.
 
         Args:
             masks: bool ``[K, n]``, the empty and the full coalition first.
             utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
                 rounds for which ``update`` has stored utilities.
+            outputs: ``[R, K - 2, V, ...]``, their models' outputs; None: they are not known.
+            weights: ``[n]``, the clients' weights in the federation's average.
+            by: the score of predicted outputs.
 
         Returns:
             ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result;
@@ -328,30 +369,27 @@ class ShadowShapley(MeasuredMetric):
         """
         self._pending = None
         found = {}
-        for index, ends, others in zip(self.valued.tolist(), self.ends, utilities.to(self.ends)):
+        for place, (index, ends, others) in enumerate(zip(self.valued.tolist(), self.ends, utilities.to(self.ends))):
             game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
-            self._share_out(masks, game)
+            own = None if outputs is None else torch.cat([self.outputs[place], outputs[place]])
+            self._share_out(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
             self._computed = None
             found[index] = self.compute()
             self.evaluations = self.evaluations + len(masks)
         return found
 
-    def value_again(self, round_index: int) -> None:
-        """Discard the utilities of all rounds, and prepare for :meth:`deliver` and :meth:`complete` to set those after
-        the round ``round_index``. Called if values turned out to be wrong."""
-        self.valued = self.valued.new_tensor([round_index])
-        self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
-        self.recent = torch.full_like(self.recent, torch.nan)
-
-    def deliver(self, nobody: Tensor, everybody: Tensor) -> None:
-        """Replace the utilities of the empty and the full coalition after the last of the stored rounds.
+    def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
+        """Replace the utility and the outputs of the full coalition after the last of the stored rounds.
 
         Args:
-            nobody: ``[]`` or ``[M]``, the utility of the initial model.
-            everybody: ``[]`` or ``[M]``, the utility of the model that the run delivers.
+            utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
+            outputs: ``[V, ...]``, its outputs; None: they are not known.
         """
         self.ends = self.ends.clone()
-        self.ends[-1] = torch.stack([nobody, everybody]).to(self.ends).reshape(2, -1)
+        self.ends[-1, 1] = utility.to(self.ends).reshape(-1)
+        if outputs is not None and len(self.outputs):
+            self.outputs = self.outputs.clone()
+            self.outputs[-1, 1] = outputs
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never
@@ -386,8 +424,17 @@ class ShadowShapley(MeasuredMetric):
         half = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half, value + half
 
+    def misallocated(self) -> Tensor:
+        """Return the part of a payment by one prediction that the other gives to other clients, in [0, 1]; NaN if
+        nothing was predicted."""
+        both = [(self.values + sign * self.disagreement / 2).clamp_min(0) for sign in (-1, 1)]
+        one, other = (each / each.sum(0).clamp_min(1e-300) for each in both)
+        return (one - other).clamp_min(0).sum(0).mean()
+
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained; if the clients are
         the judges, also ``judged``, their last score of the federation's own model."""
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
+        if not self.disagreement.isnan().any():
+            found["disagreement"] = self.misallocated()
         return found if self._judged is None else found | {"judged": self._judged}

@@ -1,14 +1,10 @@
-"""AfterTheRun: trains coalitions when a run has ended, and completes the values of the metrics that wait for them.
-
-If the coalitions were rows of one batched model, one of them is trained again by a fit, to check the rows.
-"""
+"""AfterTheRun: trains coalitions when a run has ended, and completes the values of the metrics that wait for them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +13,21 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from flsv._lightning.rounding import Rounding, rounding_of
+from flsv._lightning.rounding import rounding_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
-from flsv.games.members import members_of
+from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.games.coalition_utility import utility_of
+from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
+from flsv.games.trained_game import OutputScore
+from flsv.games.vector_evaluator import row_builder
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.coalition_fit import FitOrder, FitResult
-from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.kept_beginning import KeptBeginning
-from flsv.retraining.proof import difference
 from flsv.retraining.train_fits import train_fits
-from flsv.retraining.utility_store import Row, UtilityStore
-from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called, trained_again
+from flsv.retraining.utility_store import UtilityStore
+from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.supervisor import ChildFailed
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE = 10.0
@@ -51,6 +47,8 @@ class EndedRun:
         model: ``[P]``, the global model after the last round.
         last: the index of that round.
         delivered: ``[P]``, the model in the module after training, which callbacks may have changed.
+        weights: ``[n]``, the clients' weights in the federation's average.
+        games: the run's :class:`flsv.games.CoalitionGames`.
     """
 
     trainer: L.Trainer
@@ -62,6 +60,8 @@ class EndedRun:
     model: Tensor
     last: int
     delivered: Tensor
+    weights: Tensor
+    games: Any
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -74,38 +74,6 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures | classes
 
 
-class NotCompared(RuntimeError):
-    """Error: a coalition that is a row could not be compared with a fit; the message gives the reason."""
-
-
-def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rounding) -> str | None:
-    """Train a coalition by a fit, and compare its model with the one that was trained as a row of a batched model.
-
-    Args:
-        forks: the object that trains the coalition, by a fork.
-        order: the coalition, and the round after which the models are compared.
-        row: ``[P]``, the model that was trained as a row, after this round.
-        rounding: the tolerances of the run's arithmetic.
-
-    Returns:
-        The reason why the row is wrong; None if the models are equal up to rounding.
-
-    Raises:
-        NotCompared: the fit was killed from outside, which tells nothing of the row.
-    """
-    names = f"the federation of clients {list(order.members)} alone"
-    ((_, found),) = forks.train([order])
-    if isinstance(found, ChildFailed):
-        if found.killed:
-            raise NotCompared(f"{names}, whose model is compared with that of its row, could not be trained ({found})")
-        return f"{names} has failed ({found})"
-    again = partial(trained_again, forks, order)
-    share = difference(found.last, row.cpu(), found.start, again, rounding)
-    if share is None:
-        return None
-    return f"{names} comes to a model that lies {100 * share:.2g} % of its way from that of the row"
-
-
 class AfterTheRun:
     """Training of coalitions after a run, each by a fit of its own, for metrics whose values need their models.
 
@@ -114,6 +82,8 @@ class AfterTheRun:
         masks: bool ``[K, n]``, the members of the coalitions, the empty and the full coalition first.
         beginning: the state of the run's fit before its first round, from which the coalitions' fits start.
         initial: the module's ``state_dict`` before the first round.
+        first: ``[P]``, the run's model after the first round, with which that of the coalition of all is compared, or
+            None.
     """
 
     def __init__(
@@ -122,8 +92,10 @@ class AfterTheRun:
         masks: Tensor,
         beginning: KeptBeginning,
         initial: dict[str, Any],
+        first: Tensor | None,
     ) -> None:
-        self._metrics, self._masks, self._beginning, self._initial = dict(metrics), masks, beginning, initial
+        self._metrics, self._masks, self._beginning = dict(metrics), masks, beginning
+        self._initial, self._first = initial, first
         self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
@@ -137,46 +109,58 @@ class AfterTheRun:
         path = None if run.folder is None else run.folder / COALITIONS
         if path is not None and ranks.rank == 0 and not run.resumed:
             path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
-        store = UtilityStore(path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, anew=True)
+        scores = {name: self._score(metric, run) for name, metric in self._metrics.items()}
+        predicting = {called(self._metrics[name].measured_by) for name, score in scores.items() if score is not None}
+        store = UtilityStore(
+            path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, outputs=predicting, anew=True
+        )
         way = self._beginning.fits(run.trainer.lightning_module, run.data, measures)
-        found = run.model, run.last
-        fits = WholeFits(way, run.data.num_clients, self._initial, self._rounds, found, rounding_of(run.trainer))
+        fits = WholeFits(way, run.data.num_clients, self._initial, self._rounds, self._first, rounding_of(run.trainer))
         coalitions = members_of(self._masks[2:])
         try:
             train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, _Says())
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}")
             return {}
-        assert fits.everybody is not None
-        return self._complete(
-            [store.rows(run.seed, members) for members in coalitions], store.names, fits.everybody, run.last
-        )
-
-    def _complete(
-        self, rows: Sequence[Sequence[Row]], names: Sequence[str], everybody: FitResult, last: int
-    ) -> dict[int, dict[str, Tensor]]:
-        """Give the metrics the coalitions' utilities; return ``{round: {metric: values}}``.
-
-        Args:
-            rows: for each coalition but the empty and the full one, its utilities after each round.
-            names: the names of the performance measures, in the order of the utilities of a round.
-            everybody: the result of the coalition of all clients.
-            last: the index of the run's last round.
-        """
         found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            valued = metric.valued.tolist()
-            by = called(metric.measured_by)
-            averaged = valued[-1] == last and not torch.equal(everybody.last, everybody.delivered)
-            if averaged or metric.ends.isnan().all():
-                metric.deliver(everybody.before[by], everybody.curves[by][-1])
-            places, of = [self._rounds.index(index) for index in valued], names.index(by)
-            cells = [[curve[place][of] for curve in rows] for place in places]
-            utilities = torch.tensor(cells, dtype=torch.float64)  # [R, K, 1], or per class [R, K, M]
-            utilities = utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities
-            for index, values in metric.complete(self._masks, utilities).items():
+            if metric.valued[-1] == run.last and not torch.equal(run.model, run.delivered):
+                self._deliver(metric, run)
+            for index, values in self._complete(metric, store, coalitions, run, scores[name]).items():
                 found[index][name] = values
         return found
+
+    def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
+        """Return the score of predicted outputs, if the metric's values are to be predicted."""
+        if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
+            return None
+        return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
+
+    def _deliver(self, metric: ShadowShapley, run: EndedRun) -> None:
+        """Score the model that hooks have changed after the last round, as an average of weights does."""
+        evaluator = run.games.evaluator_of(metric.measured_by)
+        keep = {"keep": True} if len(metric.outputs) else {}
+        scores = evaluator.evaluate(row_builder(run.delivered[None]), 1, **keep)
+        metric.deliver(utility_of(scores, metric.measured_by)[0], None if scores.outputs is None else scores.outputs[0])
+
+    def _complete(
+        self,
+        metric: ShadowShapley,
+        store: UtilityStore,
+        coalitions: Sequence[Members],
+        run: EndedRun,
+        score: OutputScore | None,
+    ) -> dict[int, Tensor]:
+        """Give a metric the utilities and outputs of the coalitions; return ``{round: values}``."""
+        by = called(metric.measured_by)
+        places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
+        curves = [store.rows(run.seed, members) for members in coalitions]
+        utilities = torch.tensor([[curve[place][of] for curve in curves] for place in places], dtype=torch.float64)
+        utilities = utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities  # [R, K - 2], or per class
+        if score is None:
+            return metric.complete(self._masks, utilities)
+        outputs = torch.stack([store.outputs(run.seed, members, by)[places] for members in coalitions], 1)
+        return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
         """Return the end of the message about ``error``: what the user can do."""

@@ -66,6 +66,8 @@ class FitResult:
         delivered: ``[P]``, the model in the module when training has ended. It differs from ``last`` if, for example, a
             callback averages weights.
         rounding: the tolerances for comparing this fit's models with those of another training of the same coalition.
+        outputs: ``{performance: outputs}`` of the model after each of the r rounds, ``[r, V, ...]``, for performances
+            whose evaluators keep outputs.
     """
 
     curves: dict[str, Tensor]
@@ -74,6 +76,7 @@ class FitResult:
     last: Tensor
     delivered: Tensor
     rounding: Rounding
+    outputs: dict[str, Tensor]
 
     def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
         """Convert this result to the form in which it is stored.
@@ -85,7 +88,7 @@ class FitResult:
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]
         model = torch.stack([self.delivered, self.start]) if models else None
-        return Fit(dict(zip(rounds, zip(*by))), empty, digest(self.start).hex(), model, self.rounding)
+        return Fit(dict(zip(rounds, zip(*by))), empty, digest(self.start).hex(), model, self.rounding, self.outputs)
 
 
 class CoalitionFits(Protocol):
@@ -171,7 +174,13 @@ class CoalitionScoring(GlobalModelScoring):
         before = {name: self._of(self.before, name) for name in self._named}
         scored, start = self.models.cpu()[0], self.models.cpu()[1]
         last, delivered = (scored if each is None else each.cpu() for each in (self._global, self.delivered))
-        return FitResult(curves, before, start, last, delivered, self._rounding)
+        return FitResult(curves, before, start, last, delivered, self._rounding, self._outputs(rounds))
+
+    def _outputs(self, rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
+        kept = [[scores.outputs for scores in of] for of in zip(*rounds)]
+        stacked = [None if any(each is None for each in of) else torch.cat(of) for of in kept]
+        named = {name: stacked[self._once.index(key)] for name, key in self._scored.items()}
+        return {name: outputs for name, outputs in named.items() if outputs is not None}
 
     def _of(self, scores: list[Scores], name: str) -> Tensor:
         """Return the utility of one model by the performance ``name``, from the model's scores."""

@@ -1,8 +1,7 @@
-"""CoalitionPlan: decides how to train the models of the coalitions that metrics need.
+"""CoalitionPlan: trains the models of the coalitions that metrics need, each by a fit of its own after the run.
 
-If training as rows of one batched model gives the same models as a separate run of each coalition, the coalitions are
-trained during the federation's fit (:mod:`flsv.retraining.shadow`); otherwise after it, each by a fit of its own
-(:mod:`flsv.retraining.whole_fits`). The decision is made, and shown, before the first round.
+A coalition is the same run with its members only. If the clients' data are at sites, the clients train the coalitions'
+models beside their own instead, as rows of one batched model (:mod:`flsv.retraining.shadow`).
 """
 
 from __future__ import annotations
@@ -10,49 +9,40 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import lightning as L
-import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Round, TrainedCoalitions
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
-from flsv.engines.ranks import ranks_of
+from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.copy_module import copy_module
+from flsv.games.trained_game import OutputScore
 from flsv.games.untrained import untrained_models
-from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within
+from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, EndedRun, NotCompared, measures_of, row_disproved
-from flsv.retraining.coalition_fit import FitOrder
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
-from flsv.retraining.coalition_words import HowTrained
-from flsv.retraining.drawn_coalitions import DrawnCoalitions
-from flsv.retraining.forked_fits import why_not_by_forks
 from flsv.retraining.kept_beginning import KeptBeginning
-from flsv.retraining.shadow import Ends, Prove, ShadowTraining, not_as_rows
+from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import generator_for
-from flsv.utilities.supervisor import ChildFailed, supervise
+
+#: The part of a payment in which the two predictions differ, from which on a line advises to train more coalitions.
+DOUBTFUL = 0.12
 
 
 class CoalitionPlan:
-    """Plan of a loop for training the coalitions that its metrics need: during the run as rows of one batched model, or
-    after the run by separate fits.
+    """Plan of a loop for training the coalitions that its metrics need.
 
     Args:
         metrics: the metrics that need trained coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
-
-    Attributes:
-        why: the reason why coalitions are trained after the run. None if they are trained during the run, or if this is
-            not decided yet.
 
     Raises:
         ConfigurationError: the metrics need different coalitions.
@@ -79,8 +69,8 @@ class CoalitionPlan:
             config: the loop's configuration.
 
         Raises:
-            ConfigurationError: the metrics need different coalitions, or a setting of the federation allows neither way
-                of training them.
+            ConfigurationError: the metrics need different coalitions, or a setting of the federation does not allow
+                training them.
         """
         asking: Any = {
             name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
@@ -90,29 +80,25 @@ class CoalitionPlan:
         return cls(asking)
 
     def reset(self) -> None:
-        """Forget the decision and the coalitions' models of an earlier fit."""
-        self.why: str | None = None
-        self._decided = False
+        """Forget the coalitions' models of an earlier fit."""
         self.close()
         self._kept = KeptBeginning()
         self._initial: dict[str, Any] | None = None
-        self._rows: ShadowTraining | DrawnCoalitions | None = None
-        self._seed, self._proved, self._unproved = 0, False, False
-        self._cohort: float | None = None
-        self._drawn: Callable[..., DrawnCoalitions] | None = None
+        self._first: Tensor | None = None
+        self._rows: ShadowTraining | None = None
         self._loaded: dict[str, Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_drawn": None}
+        self._elsewhere, self._seed = False, 0
+        self._cohort: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs: the decision, the initial weights and the coalitions' models."""
+        """Return the state that a resumed run needs: its models before and after the first round, and those of the
+        coalitions that clients at sites train."""
         rows = self._loaded if self._rows is None else self._rows.state_dict()
-        return {"why": self.why, "initial": self._initial, "rows": rows if self.why is None else None}
+        return {"initial": self._initial, "first": self._first, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self.why, self._initial, self._loaded, self._decided = state["why"], state["initial"], state["rows"], True
+        self._initial, self._first, self._loaded = state["initial"], state["first"], state["rows"]
 
     # ---- before the first round
 
@@ -132,161 +118,56 @@ class CoalitionPlan:
         """End the forked process that keeps the fit's beginning, if there is one."""
         self._kept.close()
 
-    def decide(
-        self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, limit: float = 1.0
-    ) -> FederationConfig:
-        """Decide how coalitions are trained, and show the decision.
+    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
+        """Check that the coalitions can be trained.
 
         Args:
             trainer: the trainer, with its module on its device.
             data: the data module, with its samples assigned to clients.
             config: the federation's configuration.
-            limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
         Returns:
-            The configuration to train with: ``config``, or a copy with a client algorithm that also trains the
-            coalitions' models.
+            The configuration to train with: ``config`` or, for clients at sites, a copy with a client algorithm that
+            also trains the coalitions' models.
 
         Raises:
-            ConfigurationError: the federation allows neither way of training coalitions.
+            ConfigurationError: the coalitions cannot be trained.
         """
         if not self._metrics:
             return config
         check_shared(config, trainer.lightning_module)
-        self._seed = config.seed or 0
+        self._seed, self._elsewhere = config.seed or 0, callable(config.engine)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
-        if not self._decided:
-            why_not = self._why_not_rows(trainer, config)
-            self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")
-            self._decided = True
+        if self._initial is None:
             self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
         for metric in self._metrics.values():
-            metric.await_training(after_the_run=self.why is not None)
+            metric.await_training(after_the_run=not self._elsewhere)
             metric.averages = not isinstance(config.sampler, FullParticipation)
-        if self.why is None:
-            return self._with_rows(trainer, config, data.num_clients, limit)
-        self._check_kept(callable(config.engine))
-        rank_zero_info(f"flsv: {self._how(data.num_clients).planned()}.")
-        return config
-
-    def _with_rows(
-        self, trainer: L.Trainer, config: FederationConfig, num_clients: int, limit: float
-    ) -> FederationConfig:
-        """Return the configuration with which coalitions are trained during the run.
-
-        If they can be trained after the run, too, an error of the rows during the run changes the decision to that.
-        """
-        give_up, prove = None, None
-        if not callable(config.engine) and ranks_of(trainer).size == 1 and self._kept:
-            give_up, prove = partial(self._give_up, num_clients), partial(self._prove, trainer, False)
-        else:
+        if self._elsewhere:
             self._kept.forget()
-        full = isinstance(config.sampler, FullParticipation)
-        if not full:
-            self._drawn = partial(
-                DrawnCoalitions, trainer, limit=limit, saved=self._loaded, give_up=give_up, prove=prove
-            )
-        rank_zero_info(f"flsv: {self._how(num_clients).planned()}.")
-        return self.as_rows(config, give_up, prove) if full else config
-
-    def _check_kept(self, elsewhere: bool) -> None:
-        """Check that coalitions can be trained after the run.
-
-        Args:
-            elsewhere: whether the clients' data are on other machines.
-
-        Raises:
-            ConfigurationError: they cannot.
-        """
-        if elsewhere:
-            raise ConfigurationError(
-                f"ShadowShapley: {self.why}; and the clients' data are not on this machine, so that no coalition can "
-                "be trained after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
-            )
+            self._check_rows(trainer, data, config)
+            return self.as_rows(config)
         if not self._kept:
             raise ConfigurationError(
-                f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
-                f"module are copied before it, since {self._kept.no_fork}; and one of them cannot be copied "
-                f"({self._kept.no_copy}). Leave that out, or leave ShadowShapley out."
+                f"ShadowShapley: to train coalitions after the run, the Trainer, its callbacks and the module are "
+                f"copied before it, since {self._kept.no_fork}; but one of them cannot be copied "
+                f"({self._kept.no_copy}). Leave that out, or leave ShadowShapley out and run flsv retrain afterwards."
+            )
+        return config
+
+    def _check_rows(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
+        if why := not_as_rows(trainer, config, self.masks(data.num_clients)):
+            raise ConfigurationError(
+                f"ShadowShapley: {why}; but the clients' data are not on this machine, so that no coalition can be "
+                "trained after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
             )
 
-    def _why_not_rows(self, trainer: L.Trainer, config: FederationConfig) -> str | None:
-        """Try on a few batches, if possible in a fork, whether coalitions can be trained as rows. Return the reason why
-        not, or None if they can."""
-        trial = partial(not_as_rows, trainer, config, self._coalitions, self._kept.forks is not None)
-        if callable(config.engine) or why_not_by_forks(trainer) is not None:
-            return trial()
-        ((_, found),) = supervise([("trial", trial)])
-        if isinstance(found, ChildFailed) and found.killed:  # from outside: that says nothing of rows
-            ((_, found),) = supervise([("trial", trial)])
-        if isinstance(found, ChildFailed):
-            return f"the trial of rows of one batched model has failed ({found})"
-        return found
-
-    def _give_up(self, num_clients: int, why: str) -> None:
-        """Change the decision during the run: train the coalitions by fits after the run.
-
-        Args:
-            num_clients: the federation's number of clients.
-            why: the reason.
-        """
-        self.why = why
-        for metric in self._metrics.values():
-            metric.await_training(after_the_run=True)
-        rank_zero_warn(f"flsv: {self._how(num_clients).planned()}. Until now they were trained during the run.")
-
-    def _prove(
-        self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
-    ) -> str | None:
-        """Train one coalition, drawn at random, again by a fit, and compare its model with the one trained as a row.
-
-        This is done once, after the run's last round.
-
-        Args:
-            trainer: the fit's trainer.
-            ended: whether the run has ended; if not, the round is the last one if its index says so.
-            index: the index of the round that has ended.
-            seed: the run's seed.
-            members: bool ``[m, n]``, the members of the coalitions.
-            rows: ``[m, P]``, their models after the round.
-
-        Returns:
-            The reason why the rows are wrong; None if the two models are equal, or if nothing was compared.
-        """
-        forks, last = self._kept.forks, ended or index + 1 == trainer.max_epochs
-        if forks is None or self._proved or not last or not len(rows):
-            return None
-        self._proved = True
-        assert self._initial is not None
-        place = int(torch.randint(len(rows), (), generator=generator_for(seed, "proof of rows")))
-        order = FitOrder(tuple(members[place].nonzero().flatten().tolist()), seed, (index,), self._initial)
-        try:
-            return row_disproved(forks, order, rows[place], rounding_of(trainer))
-        except NotCompared as why:
-            self._unproved = True
-            remedy = "flsv retrain trains the coalitions again, with a proof"
-            rank_zero_warn(f"flsv: the coalitions' values are not proved: {why}. {remedy}.")
-            return None
-
-    def as_rows(
-        self,
-        config: FederationConfig,
-        give_up: Callable[[str], None] | None = None,
-        prove: Prove | None = None,
-    ) -> FederationConfig:
-        """Return the configuration in which clients train coalitions' models together with their own models.
-
-        Args:
-            config: the federation's configuration.
-            give_up: a function that is called with the reason if rows turn out to differ from separate runs; None: an
-                error is raised.
-            prove: a function that compares rows with a separate run, see
-                :class:`flsv.retraining.shadow.ShadowTraining`; None: they are not compared.
-        """
+    def as_rows(self, config: FederationConfig) -> FederationConfig:
+        """Return the configuration in which clients train coalitions' models together with their own models."""
         if not self._metrics:
             return config
         algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
-        self._rows = ShadowTraining(self._coalitions, algorithm, give_up, prove)
+        self._rows = ShadowTraining(self.masks, algorithm)
         if self._loaded is not None:
             self._rows.load_state_dict(self._loaded)
         return replace(config, client_algorithm=self._rows)
@@ -294,52 +175,91 @@ class CoalitionPlan:
     def masks(self, num_clients: int) -> Tensor:
         """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
         which = self._coalitions
-        if self.why is not None and which == "auto":
+        if which == "auto":
             which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
-    def _how(self, num_clients: int) -> HowTrained:
-        """Return the object that describes in the log how coalitions are trained."""
-        names, own = ", ".join(self._metrics), self._drawn is not None
-        masks, no_fork = self.masks(num_clients), self._kept.no_fork
-        return HowTrained(names, masks, self._cohort, self.why, own, no_fork, self._unproved)
+    def ends(
+        self, space: ParameterSpace, module: L.LightningModule, num_clients: int, weights: Callable[[], Tensor]
+    ) -> list[Strategy]:
+        """Make the strategy that provides the models of the empty and the full coalition to the metrics, which need no
+        training; clients at sites provide all coalitions' models.
+
+        Args:
+            space: the map between the module and its vectors ``[P]``.
+            module: the module.
+            num_clients: n, the number of clients.
+            weights: a function that returns the clients' weights ``[n]`` in the federation's average.
+
+        Returns:
+            A list with the strategy; an empty list if no metric needs it.
+        """
+        if self._initial is None or not self._metrics:
+            return []
+        masks = self.masks(num_clients)
+        if not whole_layers(masks) or len(masks) == 2**num_clients:
+            for metric in self._metrics.values():
+                metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+        start = copy_module(module)
+        start.load_state_dict(self._initial)
+        return [_Ends(self, space.read(start), weights)]
+
+    # ---- what is said
+
+    def planned(self, num_clients: int, games: Any) -> None:
+        """Log how the coalitions are trained, and at what cost.
+
+        Args:
+            num_clients: n, the number of clients.
+            games: the run's :class:`flsv.games.CoalitionGames`.
+        """
+        if not self._metrics:
+            return
+        masks = self.masks(num_clients)
+        text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
+        if self._elsewhere:
+            text += " trained by the sites, beside their own models"
+        else:
+            copies = "" if self._kept.no_fork is None else f" by a copy of the Trainer, since {self._kept.no_fork},"
+            text += f" trained after the run, each by a fit of its own,{copies} which costs {self._cost(masks)}"
+        rank_zero_info(f"{text}.{self._estimated(masks, games)}")
+
+    def _estimated(self, masks: Tensor, games: Any) -> str:
+        """Return a sentence on the coalitions that are not trained."""
+        if len(masks) == 2 ** masks.shape[1]:
+            return ""
+        if not whole_layers(masks):
+            return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
+        measures = [metric.measured_by for metric in self._metrics.values()]
+        if all(OutputScore.of(games.evaluator_of(each), each) is not None for each in measures):
+            return " The others' outputs are predicted."
+        return (
+            " The others' scores are estimated, since logged values and the clients' scores have no outputs. A larger "
+            'max_fits, or a performance of outputs such as "accuracy" or a torchmetrics metric, comes closer.'
+        )
+
+    def _cost(self, masks: Tensor) -> str:
+        fits = fits_of(masks, self._cohort)
+        return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def told(self, num_clients: int) -> list[str]:
         """Return the closing lines of a run: which metrics still wait for coalitions, else how these were trained."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
-        return waiting or [self._how(num_clients).done()]
-
-    # ---- in a round
-
-    def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Make the strategy that provides coalitions' models to the metrics, in addition to the client algorithm.
-
-        It provides the models of the empty and the full coalition. If the run draws clients in each round, it also
-        trains and provides the others'.
-
-        Args:
-            space: the map between the module and its vectors ``[P]``.
-            module: the module.
-            num_clients: the federation's number of clients.
-
-        Returns:
-            A list with the strategy; an empty list if the client algorithm provides all coalitions' models, or no
-            metric needs them.
-        """
-        if self._initial is None:
-            return []
-        for metric in self._metrics.values():
-            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
-        if self.why is None and self._drawn is None:
-            return []
-        start = copy_module(module)
-        start.load_state_dict(self._initial)
-        if self._drawn is None:
-            return [Ends(space.read(start), num_clients)]
-        self._rows = self._drawn(masks=self.masks(num_clients), space=space, initial=space.read(start))
-        return [self._rows]
+        if waiting:
+            return waiting
+        masks = self.masks(num_clients)
+        where = "by the sites, beside their own models" if self._elsewhere else f"after the run ({self._cost(masks)})"
+        lines = [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
+        for name, metric in self._metrics.items():
+            if (part := float(metric.misallocated())) > DOUBTFUL:
+                more = "both" if len(masks) == num_clients + 2 else "all"
+                lines.append(
+                    f"{name}: the two predictions give {100 * part:.0f} % of a payment to different clients. Train "
+                    f'more coalitions: coalitions="{more}".'
+                )
+        return lines
 
     # ---- after the last round
 
@@ -349,29 +269,43 @@ class CoalitionPlan:
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions by fits if the plan is to do so after the run, and return the metrics' values, see
+        """Train the coalitions by fits if metrics wait for them, and return the metrics' values, see
         :meth:`flsv.retraining.after_the_run.AfterTheRun.train`; else return an empty dictionary."""
-        averaged = not torch.equal(run.model, run.delivered)
-        if self.why is None and (why := self._late(run.trainer, run.last, averaged)):
-            self._give_up(run.data.num_clients, why)
-            for metric in self._metrics.values():
-                metric.value_again(run.last)
         if not self.left:
             return {}
         assert self._initial is not None
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
-        return AfterTheRun(waiting, self.masks(run.data.num_clients), self._kept, self._initial).train(run)
+        masks = self.masks(run.data.num_clients)
+        return AfterTheRun(waiting, masks, self._kept, self._initial, self._first).train(run)
 
-    def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
-        """Return the reason, found at the end of a run, why values from rows must be computed again by fits, or None.
+    def note_first(self, round: Round) -> None:
+        """Keep the model after the first round, with which that of the coalition of all clients is compared."""
+        if round.round_index == 0 and not self._elsewhere and round.server_vector is not None:
+            self._first = round.server_vector.cpu().clone()
 
-        Args:
-            trainer: the fit's trainer, after training.
-            index: the index of the run's last round.
-            changed: whether a hook has changed the model after the last round.
-        """
-        if self._rows is None or not self._kept:
-            return None
-        if changed:
-            return "a hook changes the model when training ends, as an average of weights does"
-        return self._rows.proved_by(partial(self._prove, trainer, True), index)
+
+def _named(masks: Tensor) -> str:
+    n, count = masks.shape[1], len(masks) - 2
+    if count == n and whole_layers(masks):
+        return f"each of {n} clients alone is"
+    return f"{count} coalitions are"
+
+
+class _Ends(Strategy):
+    """Strategy that provides the models of the empty and the full coalition in every round.
+
+    Args:
+        plan: the plan, which keeps the model after the first round.
+        nobody: ``[P]``, the model of the empty coalition.
+        weights: a function that returns the clients' weights ``[n]`` in the federation's average.
+    """
+
+    def __init__(self, plan: CoalitionPlan, nobody: Tensor, weights: Callable[[], Tensor]) -> None:
+        self._plan, self._nobody, self._weights = plan, nobody, weights
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
+        assert round.server_vector is not None
+        self._plan.note_first(round)
+        weights = self._weights()
+        trained = round.trained or ends_of(self._nobody, round.server_vector, len(weights))  # or those of sites
+        return replace(trained, weights=weights)

@@ -21,7 +21,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.games.vector_evaluator import VectorEvaluator, row_builder
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -107,7 +107,7 @@ class GlobalModelScoring(L.Callback):
         seed = 0 if loop is None else loop.state.seed
         self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
         self.models = self.space.read(pl_module).expand(2, -1).clone()
-        self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
+        self.before = self._evaluated(self.models[1:])
         self.seconds += time.perf_counter() - start
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -121,11 +121,20 @@ class GlobalModelScoring(L.Callback):
         if self._rounds is None:
             self._score(pl_module, trainer.current_epoch - 1)
 
-    def _score(self, module: L.LightningModule, index: int) -> None:
+    def _evaluated(self, models: torch.Tensor) -> list[Scores]:
         # Clones: a forward pass may change weights, as an embedding's with max_norm does.
+        build = row_builder(models.clone())
+        return [
+            each.evaluate(build, len(models), keep=True)
+            if isinstance(each, ModelEvaluator)
+            else each.evaluate(build, len(models))
+            for each in self._evaluators
+        ]
+
+    def _score(self, module: L.LightningModule, index: int) -> None:
         start = time.perf_counter()
         self.models[0] = self.space.read(module)
-        self.after[index] = [evaluate(self.models[:1].clone()) for evaluate in self._evaluators]
+        self.after[index] = self._evaluated(self.models[:1])
         self.last = index
         self.seconds += time.perf_counter() - start
 

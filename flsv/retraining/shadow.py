@@ -20,9 +20,8 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
-from flsv.core.strategy import FederationInfo, Strategy
+from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
-from flsv.metrics.coalitions.designs import Coalitions, coalition_masks
 from flsv.retraining.coalition_rows import CoalitionRows, not_the_same
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
@@ -41,9 +40,7 @@ ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 MOST_BYTES = 2**32
 
 
-def not_as_rows(
-    trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions, proved: bool = False
-) -> str | None:
+def not_as_rows(trainer: L.Trainer, config: FederationConfig, masks: Tensor, proved: bool = False) -> str | None:
     """Check before the first round whether coalitions can be trained as rows of one batched model, with the same models
     as in separate runs.
 
@@ -53,7 +50,7 @@ def not_as_rows(
     Args:
         trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
         config: the federation's configuration.
-        coalitions: the coalitions to train.
+        masks: bool ``[K, n]``, the members of the coalitions to train.
         proved: whether one of the coalitions will also be trained alone, by a fork, and compared.
 
     Returns:
@@ -78,8 +75,8 @@ def not_as_rows(
         return f"{why}. Take a schedule that steps by rounds or batches"
     if why := not_by_validation(trainer, proved):
         return why
-    space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]  # undeclared
-    if why := _too_large(coalition_masks(coalitions, data.num_clients), space):
+    space = shared_space(module, config)[0]
+    if why := _too_large(masks, space):
         return why
     if callable(config.engine):  # the data are elsewhere: every site checks its first steps
         return None
@@ -113,7 +110,8 @@ class ShadowTraining(ClientAlgorithm):
     is not finite; then the client counts as absent from this coalition in the round.
 
     Args:
-        coalitions: the coalitions to train, as for :class:`flsv.metrics.ShadowShapley`.
+        masks: a function of the number of clients n, which returns the members of the coalitions to train, bool
+            ``[K, n]``.
         algorithm: the clients' own algorithm, which all coalitions use; it must change gradients entry by entry, as
             :class:`flsv.training.algorithms.FedProx` does; None: there is none.
         give_up: a function that is called with the reason if rows turn out during training to differ from separate
@@ -134,12 +132,12 @@ class ShadowTraining(ClientAlgorithm):
 
     def __init__(
         self,
-        coalitions: Coalitions = "auto",
+        masks: Callable[[int], Tensor],
         algorithm: ClientAlgorithm | None = None,
         give_up: Callable[[str], None] | None = None,
         prove: Prove | None = None,
     ) -> None:
-        self.coalitions, self.algorithm = coalitions, algorithm
+        self._make_masks, self.algorithm = masks, algorithm
         self._give_up, self._given_up, self._prove = give_up, False, prove
         self._visit: CoalitionRows | None = None
         self._left: Tensor | None = None  # the global model after the last round
@@ -176,7 +174,7 @@ class ShadowTraining(ClientAlgorithm):
     def _set_up(self, federation: FederationInfo) -> None:
         self._visit = self._left = None
         self._seed = federation.seed
-        self._masks = coalition_masks(self.coalitions, federation.num_clients)
+        self._masks = self._make_masks(federation.num_clients)
         self._members = trained_masks(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
 
@@ -298,22 +296,6 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
     """
 
     return models_of(torch.tensor([[False], [True]]).expand(-1, num_clients), nobody, everybody, nobody[None])
-
-
-class Ends(Strategy):
-    """Strategy that provides the models of the empty and the full coalition, which need no training, in every round.
-
-    Args:
-        nobody: ``[P]``, the model of the empty coalition.
-        num_clients: the federation's number of clients.
-    """
-
-    def __init__(self, nobody: Tensor, num_clients: int) -> None:
-        self._nobody, self._num_clients = nobody, num_clients
-
-    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        assert round.server_vector is not None
-        return ends_of(self._nobody, round.server_vector, self._num_clients)
 
 
 def trained_masks(masks: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.supervisor import ChildFailed
 
 Found = TypeVar("Found")
+Order = TypeVar("Order")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Fit:
         start: a hash of the model before training.
         model: ``[2, P]``, the trained model and the model before training; None if they were not requested.
         rounding: the tolerances of the arithmetic in which the model was trained.
+        outputs: ``{performance: outputs}`` of the model after each round, ``[R, V, ...]``.
     """
 
     rows: Mapping[int, Row]
@@ -41,6 +43,7 @@ class Fit:
     start: str
     model: Tensor | None = None
     rounding: Rounding = ROUNDINGS["float32"]
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Fits(Protocol):
@@ -112,7 +115,7 @@ def train_fits(
         _check_starts(starts)
         trained = {members: fit.rows, (): dict.fromkeys(fit.rows, fit.empty)}
         for coalition in store.missing(seed, [each for each in trained if each in missing]):
-            store.add(seed, coalition, trained[coalition])
+            store.add(seed, coalition, trained[coalition], fit.outputs if coalition else {})
         say(store.progress(seed, coalitions))
     store.sort()
     if failed:
@@ -165,23 +168,23 @@ def _check_starts(starts: set[str]) -> None:
 
 
 def once_proved(
-    found: Iterable[tuple[Members, Found | ChildFailed]], proof: Members | None
-) -> Iterator[tuple[Members, Found | ChildFailed]]:
-    """Yield the pairs of ``found``, but none before the coalition ``proof`` has been trained.
+    found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
+) -> Iterator[tuple[Order, Found | ChildFailed]]:
+    """Yield the pairs of ``found``, but none before the fit ``proof`` has been trained.
 
     Args:
-        found: pairs of a coalition and its fit.
-        proof: the coalition whose fit must succeed first; None: yield each pair at once.
+        found: pairs of an order, or a coalition, and its fit.
+        proof: the order whose fit must succeed first; None: yield each pair at once.
 
     Raises:
-        FitsFailed: the fit of the coalition ``proof`` has failed.
+        FitsFailed: the fit ``proof`` has failed.
     """
-    held: list[tuple[Members, Found | ChildFailed]] = []
-    for members, fit in found:
-        held.append((members, fit))
-        if members == proof:
+    held: list[tuple[Order, Found | ChildFailed]] = []
+    for order, fit in found:
+        held.append((order, fit))
+        if proof is not None and order == proof:
             if isinstance(fit, ChildFailed):
-                raise FitsFailed({members: fit})
+                raise FitsFailed({getattr(order, "members", order): fit})
             proof = None
         if proof is None:
             yield from held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
+from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
@@ -37,6 +38,7 @@ class UtilityStore:
         settings: all that the utilities depend on, except the seed. A file with other settings is refused.
         rounds: the rounds after which each coalition has utilities; by default only one entry, after training.
         ranks: the processes that each have a copy of the store, and among which trainings are divided.
+        outputs: the performances of which coalitions' outputs are stored, too, in a folder beside the file.
         anew: whether a file with other settings is replaced instead of refused.
 
     Raises:
@@ -66,9 +68,12 @@ class UtilityStore:
         *,
         rounds: Sequence[int] = (LAST,),
         ranks: Ranks = ALONE,
+        outputs: Collection[str] = (),
         anew: bool = False,
     ) -> None:
         self.names, self.ranks = list(names), ranks
+        self._named, self._outputs = frozenset(outputs), dict[tuple[int, Members], Mapping[str, Tensor]]()
+        self._folder = path.with_suffix("") if path is not None and ranks.rank == 0 and outputs else None
         self._rounds, by_round = tuple(rounds), tuple(rounds) != (LAST,)
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
         columns |= {"round": parse_int} if by_round else {}
@@ -78,7 +83,11 @@ class UtilityStore:
             self._file = ResultFile(path, columns, settings or {}, key=2 if by_round else 0, anew=anew)
         rows = [] if self._file is None else self._file.rows
         found = {(row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names] for row in rows}
-        self._known: dict[tuple[int, Members, int], Row] = ranks.broadcast(0, found, "the trainings that are kept")
+        if self._folder is not None:
+            self._outputs = {each: kept for each in {key[:2] for key in found} if (kept := self._read(*each))}
+        known = found, self._outputs
+        self._known: dict[tuple[int, Members, int], Row]
+        self._known, self._outputs = ranks.broadcast(0, known, "the trainings that are kept")
 
     @property
     def seeds(self) -> list[int]:
@@ -92,7 +101,30 @@ class UtilityStore:
     def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
         """Return those of ``coalitions`` that lack utilities after at least one of the rounds, each once, in order."""
         distinct = dict.fromkeys(coalitions)
-        return [each for each in distinct if any((seed, each, index) not in self._known for index in self._rounds)]
+        return [
+            each
+            for each in distinct
+            if any((seed, each, index) not in self._known for index in self._rounds)
+            or (each and not self._named <= self._outputs.get((seed, each), {}).keys())
+        ]
+
+    def outputs(self, seed: int, members: Members, name: str) -> Tensor:
+        """Return the outputs ``[R, V, ...]`` of a coalition's model after each of the R rounds.
+
+        Raises:
+            KeyError: they are not stored.
+        """
+        return self._outputs[seed, members][name]
+
+    def _path(self, seed: int, members: Members) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{seed}_{members_text(members)}.pt"
+
+    def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
+        """Read the outputs of a coalition; a file that is missing, or of other rounds, has none."""
+        path = self._path(seed, members)
+        kept = torch.load(path, weights_only=True) if path.is_file() else {}
+        return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
         """Return a text that says how many of the distinct ``coalitions`` have utilities for a seed."""
@@ -119,14 +151,24 @@ class UtilityStore:
         rows = [self._known[seed, members, LAST] for members in members_of(masks)]
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
-    def add(self, seed: int, members: Members, rows: Mapping[int, Row]) -> None:
-        """Add a coalition's utilities, in memory and, if they are finite, to the file.
+    def add(
+        self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add a coalition's utilities, in memory and, if they are finite, to the file; and its outputs.
 
         Args:
             seed: the seed of the coalition's training.
             members: the coalition.
             rows: ``{round: utilities}``, with the utilities in the order of ``names``.
+            outputs: ``{performance: outputs [R, V, ...]}``; None: there are none.
         """
+        kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
+        if kept:
+            self._outputs[seed, members] = kept
+            if self._folder is not None:  # before the rows, so that rows have their outputs after a kill
+                self._folder.mkdir(exist_ok=True)
+                with replacing(self._path(seed, members)) as file:
+                    torch.save(kept, file)
         self._known |= {(seed, members, index): row for index, row in rows.items()}
         if self._file is not None and all(map(_finite, rows.values())):
             self._file.add(self._cells(seed, members, index, row) for index, row in rows.items())

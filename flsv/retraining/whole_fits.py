@@ -79,8 +79,8 @@ class Unproved(ConfigurationError):
 class WholeFits:
     """Object that trains coalitions after a run by fits from the run's initial state, and checks these fits.
 
-    The coalition of all clients is trained first. No fit is yielded before its model has been found equal to the run's.
-    See :class:`flsv.retraining.train_fits.Fits`.
+    The coalition of all clients is trained for one round first. No fit is yielded before its model has been found equal
+    to the run's after its first round. See :class:`flsv.retraining.train_fits.Fits`.
 
     Args:
         way: the object that trains coalitions, by forks or by copies.
@@ -88,11 +88,8 @@ class WholeFits:
         initial: the module's ``state_dict`` before the first round.
         rounds: the indices of the rounds after which models are measured, ascending; a coalition trains until the last
             of these rounds.
-        run: ``[P]``, the run's own model after its last round, and the index of that round.
+        first: ``[P]``, the run's own model after its first round; None: it is not known, and nothing is compared.
         rounding: the tolerances of the run's arithmetic.
-
-    Attributes:
-        everybody: the result of the coalition of all clients; None before it is trained.
 
     Raises:
         Unproved: in :meth:`fits`: the coalition of all clients comes to another model than the run.
@@ -106,50 +103,46 @@ class WholeFits:
         num_clients: int,
         initial: dict[str, Any],
         rounds: Sequence[int],
-        run: tuple[Tensor, int],
+        first: Tensor | None,
         rounding: Rounding,
     ) -> None:
         self._way, self._initial, self._rounds, self._rounding = way, initial, tuple(rounds), rounding
-        self._all = tuple(range(num_clients))
-        self._model, self._last = run[0].cpu(), run[1]
-        self.everybody: FitResult | None = None
+        self._all, self._first = tuple(range(num_clients)), first
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train coalitions, and yield each with its fit or its error, except that of all clients, whose result is in
-        :attr:`everybody`."""
+        """Train coalitions, and yield each with its fit or its error."""
         orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
-        proof = None
-        if self.everybody is None:
-            proof = FitOrder(self._all, seed, tuple(sorted({*self._rounds, self._last})), self._initial)
-        for members, found in once_proved(self._trained(orders, proof), None if proof is None else self._all):
-            if members != self._all:
-                yield members, found.fit(self._rounds) if isinstance(found, FitResult) else found
+        proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
+        for order, found in once_proved(self._trained(orders, proof), proof):
+            if order is not proof:
+                yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
 
     def _trained(
         self, orders: Sequence[FitOrder], proof: FitOrder | None
-    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Train the coalitions of ``proof``, that of all clients, and ``orders``; yield each with its result or error.
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+        """Train the coalitions of ``proof`` and ``orders``; yield each order with its result or error.
 
-        If the model of all clients is not equal to the run's at once, its pair comes last, after :meth:`_prove`."""
-        doubted = False
+        If the model of ``proof`` is not equal to the run's at once, its pair comes last, after :meth:`_prove`."""
+        doubted = None
         for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
-            if order is proof and isinstance(found, FitResult):
-                self.everybody = found
-                doubted = self._rounding.apart(found.last, self._model, found.start) is not None
-                if doubted:
+            first = self._first if order is proof else None
+            if first is not None and isinstance(found, FitResult):
+                doubted = found if self._rounding.apart(found.last, first, found.start) is not None else None
+                if doubted is not None:
                     continue
-            yield order.members, found
-        if doubted and proof is not None and self.everybody is not None:  # the way trains nothing else any more
-            self._prove(self.everybody, proof)
-            yield self._all, self.everybody
+            yield order, found
+        if doubted is not None and proof is not None:  # the way trains nothing else any more
+            self._prove(doubted, proof)
+            yield proof, doubted
 
     def _prove(self, found: FitResult, order: FitOrder) -> None:
         """Raise Unproved if rounding does not explain why the model of ``found``, the result of ``order`` with all
         clients, differs from the run's model."""
+        assert self._first is not None
         again = partial(trained_again, self._way, order)
-        share = difference(found.last, self._model, found.start, again, self._rounding)
+        share = difference(found.last, self._first, found.start, again, self._rounding)
         if share is not None:
             raise Unproved(
-                f"The coalition of all clients, trained in the same way as the others, came to another model than the "
-                f"run ({100 * share:.2g} % of the way that training went lie between them)"
+                f"The coalition of all clients, trained in the same way as the others, came to another model after its "
+                f"first round than the run ({100 * share:.2g} % of the way that training went lie between them)"
             )

@@ -194,7 +194,7 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
-    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM and _whole_sizes(masks) else None
+    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM and holds_whole_sizes(masks) else None
     if by_size is not None:
         values = (values + by_size) / 2
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
@@ -202,8 +202,8 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
 
 
-def _whole_sizes(masks: Tensor) -> bool:
-    """Return whether the coalitions include of each size either all or none."""
+def holds_whole_sizes(masks: Tensor) -> bool:
+    """Return whether the K coalitions ``masks [K, n]``, all different, include of each size either all or none."""
     n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 

@@ -32,6 +32,8 @@ BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Standard deviation of a value between seeds, as a fraction of the sum of all positive values: without and with the
 #: part that comes from the untrained models.
 SEED_DEVIATION, WITH_UNTRAINED = 0.025, 0.045
+#: Factors of the intervals of predicted values: of the mean gain of a player, and of the predictions' mean difference.
+OF_GAIN, OF_DIFFERENCE = 0.34, 0.5
 
 
 def one_seed_stderr(
@@ -69,3 +71,26 @@ def one_seed_stderr(
     if recent is not None:
         variance = variance + recent.double().var(0).mean(0)
     return variance.sqrt()
+
+
+def predicted_halfwidth(values: Tensor, disagreement: Tensor) -> Tensor:
+    """Compute half the width of 90 % intervals around one seed's values from predicted outputs.
+
+    It is 0.34 G / n, plus half the mean absolute difference between the values of the two predictions, with G the sum
+    of all positive values of n players (``docs/results/predicted.md``).
+
+    Args:
+        values: the Shapley values, ``[n]`` or ``[n, M]``.
+        disagreement: of the same shape, see :class:`flsv.functional.shapley.predicted_outputs.PredictedValues`.
+
+    Returns:
+        float64, of the same shape; the same for all players.
+
+    Example:
+        >>> import torch
+        >>> predicted_halfwidth(torch.tensor([0.3, 0.5]), torch.tensor([0.1, -0.1]))
+        tensor([0.1860, 0.1860], dtype=torch.float64)
+    """
+    paid = values.double().clamp_min(0).sum(0)
+    half = OF_GAIN * paid / len(values) + OF_DIFFERENCE * disagreement.double().abs().mean(0)
+    return half.expand(values.shape).clone()

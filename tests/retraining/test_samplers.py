@@ -21,7 +21,7 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, KeepsModels, Reads, by_a_plain_loop, by_copies, data, shadow_loop
+from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, by_copies, data, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
 from helpers.recorded import Recorded
@@ -62,36 +62,21 @@ def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> dict[tuple[bool, ...
     return found
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_batched_coalitions_draw_their_own_cohorts_as_by_hand(tmp_path: Path, name: str) -> None:
-    """As rows beside the run, which trains as without them."""
-    make, draw = SAMPLERS[name]
-    module = Plain(network(batch_norm=False, dropout=0.3), adam)
-    start, plain = copy.deepcopy(module), copy.deepcopy(module)
-    federation = shadow_loop(sampler=make())
-    trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    models = federation.metrics["shadow"].models  # type: ignore[attr-defined]
-    expected = by_hand(start, draw)
-    assert models.keys() == expected.keys()
-    for mask, model in expected.items():
-        torch.testing.assert_close(models[mask].double(), model, rtol=1e-4, atol=1e-5)
-    without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
-    assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
-
-
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
 def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
-    """In forks, and by copies of the Trainer: a module that reads its loss trains as no rows."""
+    """In forks, and by copies of the Trainer; the run trains as without them."""
     make, draw = SAMPLERS[name]
     if copied:
         by_copies(monkeypatch)
     module = Reads(network(batch_norm=False, dropout=0.3), adam)
     start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
-    fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
-    assert metric.way == "fits"
+    plain = copy.deepcopy(module)
+    trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
+    without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
+    assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
     torch.testing.assert_close(metric.game.flatten(), game(start, by_hand(start, draw)), rtol=0, atol=1e-5)
 
 
@@ -107,18 +92,18 @@ def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-#: What is trained by fits of the coalitions after the run, and by flsv.retrain one after the other.
-BY_FITS: dict[str, Any] = {"rows": {}, "fits": {"accumulate_grad_batches": 3}}
+#: Options of the Trainer.
+OPTIONS: dict[str, Any] = {"plain": {}, "accumulation": {"accumulate_grad_batches": 3}}
 
 
-@pytest.mark.parametrize("way", BY_FITS)
+@pytest.mark.parametrize("way", OPTIONS)
 @pytest.mark.parametrize("name", slow_except(["coins"], ["two of three", "coins"]))
 def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str, way: str) -> None:
     """Their last round's values, of which the metric's are the mean over three rounds. A client has three batches at
     most, so that by an accumulation over three a client takes one step."""
     make, draw = SAMPLERS[name]
-    module, options = Plain(network(batch_norm=False)), BY_FITS[way]
-    loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=make())
+    module, options = Plain(network(batch_norm=False)), OPTIONS[way]
+    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
     found = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
                          metric="negative_loss")["value"]  # fmt: skip
     everybody = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
@@ -128,7 +113,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, n
     metric: Any = loop.metrics["shadow"]
     torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
-    if way == "rows":
+    if way == "plain":
         for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
             utilities = game(start, by_hand(start, cohorts))
             expected = few_coalitions_shapley(coalition_masks("all", 3), utilities).values
@@ -141,24 +126,23 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, n
 def test_coalitions_use_the_learning_rate_of_their_round(tmp_path: Path) -> None:
     """A scheduler has stepped to the next round's rate before a round ends."""
     module = Plain(network(batch_norm=False), scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.3))
-    loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=UniformSampler(2))
+    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=UniformSampler(2))
     trainer = trainer_for(loop, tmp_path, ROUNDS)
     found = flsv.retrain(trainer, module, data(), seeds=1, which="all", metric="negative_loss")["value"]
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "flsv")  # as what is given up says
+        warnings.filterwarnings("error", "flsv")
         trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
     metric: Any = loop.metrics["shadow"]
     torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"aggregator": FedAdam(0.02), "uploads": [TopK(0.3)]}])
-def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path, options: Any) -> None:
+def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     def federation() -> FederatedLoop:
-        return shadow_loop(KeepsModels(coalitions="all"), sampler=UniformSampler(1), **copy.deepcopy(options))
+        return shadow_loop(sampler=UniformSampler(1), aggregator=FedAdam(0.02), uploads=[TopK(0.3)])
 
     whole = assert_resumes(federation, tmp_path, lambda: Plain(network(batch_norm=False)), data)
-    rows = whole.state_dict()["coalitions"]["rows"]["rows"]
-    assert rows.shape[0] == 2 + 6
+    drawn = whole.metrics["shadow"].seen > 0  # others have no value
+    assert whole.contributions["shadow"].isnan().tolist() == (~drawn).tolist()
 
 
 class OwnSampler(ClientSampler):
@@ -204,33 +188,11 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
         flsv.retrain(trainer_for(loop, tmp_path, 1), module, data())
 
 
-def test_sampler_that_draws_outside_of_a_coalition_ends_the_run(tmp_path: Path) -> None:
+def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:
     loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
-    with pytest.raises(RuntimeError, match=r"drew \[0, 2\] for the coalition \[0\]"):
+    with pytest.warns(UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
-
-
-class Later(Plain):
-    """From the third round on a step of rows is another than that of a client."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        other = self.current_epoch > 1 and type(self.net[0].weight) is not torch.nn.Parameter
-        return super().training_step(batch, batch_idx) * (2 if other else 1)
-
-
-def test_batched_coalitions_are_replaced_by_fits_if_the_full_coalition_differs(tmp_path: Path) -> None:
-    """It would not have the run's model: the coalitions are trained again, by fits."""
-    found = []
-    for module in (Later(network(batch_norm=False)), Plain(network(batch_norm=False))):
-        loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=UniformSampler(2))
-        if isinstance(module, Later):
-            with pytest.warns(UserWarning, match="trained after the run.*another model than the run itself"):
-                fit(loop, tmp_path, module, data(), ROUNDS)
-        else:
-            fit(loop, tmp_path, module, data(), ROUNDS)
-        metric: Any = loop.metrics["shadow"]
-        found.append(metric.recent[-1])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert loop.contributions["shadow"].isnan().all()
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])

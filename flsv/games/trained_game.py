@@ -1,0 +1,78 @@
+"""TrainedGame: the game of coalitions whose models were trained, with the outputs from which others are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flsv.core.fields import TrainedCoalitions
+from flsv.games.coalition_utility import utility_of
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.performance import ModelScore
+
+
+@dataclass(frozen=True, eq=False)
+class OutputScore:
+    """The score of predicted outputs by a performance measure.
+
+    Args:
+        score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
+        logits: whether the outputs are logits, with the classes in the last dimension.
+    """
+
+    score: Callable[[Tensor], Tensor]
+    logits: bool
+
+    @staticmethod
+    def of(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
+        """Make the score of an evaluator's outputs; None if the evaluator keeps no outputs, as of logged values."""
+        if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
+            return None
+
+        def score(outputs: Tensor) -> Tensor:
+            return utility_of(evaluator.score_outputs(outputs, losses=measure == "negative_loss"), measure)
+
+        return OutputScore(score, evaluator.form.classifies)
+
+
+class TrainedGame:
+    """The game of a round's trained coalitions.
+
+    Args:
+        trained: the coalitions and their models.
+        evaluator: the evaluator of ``measure``.
+        measure: the performance measure.
+        fallback: a function ``(build, count)`` that returns the utilities of models whose outputs are not kept.
+
+    Attributes:
+        by: the score of predicted outputs; None if the outputs are not kept.
+        outputs: ``[K, V, ...]``, the outputs of the coalitions of the last call; None if they are not kept.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedCoalitions,
+        evaluator: Any,
+        measure: str | ModelScore,
+        fallback: Callable[[Callable[[int, Tensor], None], int], Tensor],
+    ) -> None:
+        self._trained, self._evaluator, self._measure, self._fallback = trained, evaluator, measure, fallback
+        self.by = OutputScore.of(evaluator, measure)
+        self.outputs: Tensor | None = None
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The clients' weights ``[n]`` in the federation's average."""
+        return self._trained.weights
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``."""
+        build = self._trained.builder(masks)
+        if self.by is None:
+            return self._fallback(build, len(masks))
+        scores = self._evaluator.evaluate(build, len(masks), keep=True)
+        self.outputs = scores.outputs
+        return utility_of(scores, self._measure)
