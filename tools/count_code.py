@@ -34,7 +34,7 @@ BUDGETS = {
     "lines of tools": (7_120, 4_500),
     "scripts in tools": (33, 25),
     "lines of flsv": (34_730, 28_000),
-    "words of docstrings": (139_100, 90_000),
+    "words of docstrings": (138_160, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
