@@ -96,7 +96,7 @@ class LocalEpochs:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss as ``training_step`` returned it; None if there is no loss."""
+    """Return the loss as ``training_step`` returned it, or None."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None

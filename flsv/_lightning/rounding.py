@@ -53,7 +53,7 @@ class Rounding(NamedTuple):
     def apart(
         self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return the distance of two trained models that must be equal; None if rounding explains it."""
+        """Return the distance of two trained models that must be equal, or None if rounding explains it."""
         mine, real, start = mine.double(), real.double(), start.double()
         if not real.isfinite().all():
             return None if mine.isfinite().equal(real.isfinite()) else 1.0

@@ -104,7 +104,7 @@ class ValidationRun:
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield the arguments of ``validation_step`` for each batch, whose caller calls it."""
+        """Yield the arguments of ``validation_step``, which the caller calls, for each batch."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")

@@ -40,7 +40,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Copy the rows of ``matrix`` with the indices ``rows``; None stands for all."""
+    """Copy the rows of ``matrix`` with the indices ``rows``, by default all."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:

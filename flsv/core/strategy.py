@@ -82,7 +82,7 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit; called after ``load_state_dict``. ``federation.global_vector`` is then the global
+        """Prepare for a resumed fit, after ``load_state_dict``. ``federation.global_vector`` is then the global
         model of the next round."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
@@ -90,7 +90,7 @@ class Component(ValidatedArguments, ABC):
     saved: ClassVar[Sequence[str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs; by default the attributes that :attr:`saved` names."""
+        """Return the state that the next round needs, by default the attributes that :attr:`saved` names."""
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Say why the privacy budget does not suffice for another round; None if it does."""
+        """Return why the privacy budget does not suffice for another round, or None if it does."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 

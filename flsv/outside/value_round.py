@@ -47,7 +47,7 @@ _LATE = ("personalization", "exchange")
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """Values of all n clients after a round; NaN for clients that have taken part in no round so far.
+    """Values of all n clients after a round, NaN for clients that have taken part in none so far.
 
     Attributes:
         values: ``{metric: values [n]}``, one number per client.

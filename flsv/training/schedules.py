@@ -63,7 +63,7 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps; None if the fit's own suit it."""
+        """Return schedulers made for the client's number of steps, or None if the fit's own suit it."""
         if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)

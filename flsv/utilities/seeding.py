@@ -39,7 +39,7 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """Return a CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
+    """Return a CPU generator at the start of the stream named by ``path``, see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
