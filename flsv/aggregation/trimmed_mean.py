@@ -66,8 +66,7 @@ class TrimmedMean(Aggregator):
         return vector, weights
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the trimmed mean of the parameters, and the clients' shares of the values that are averaged,
-        ``[k]``."""
+        """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(

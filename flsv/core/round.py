@@ -98,7 +98,6 @@ class Round:
     unmeasured: Sequence[int] = ()
 
     def __len__(self) -> int:
-        """Return k, the size of the cohort."""
         return len(self.client_ids)
 
     @cached_property

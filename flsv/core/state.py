@@ -178,8 +178,6 @@ class FederationState:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a field's value. Models in a dictionary are not copied, because they are never changed in
-    place."""
     if isinstance(value, Tensor):
         return value.clone()
     return dict(value) if isinstance(value, dict) else copy.deepcopy(value)

@@ -67,7 +67,7 @@ class Cohort:
 
     @cached_property
     def _lengths(self) -> tuple[Tensor, float]:
-        """The updates' lengths and the model's norm, copied to the CPU at once."""
+        """Copy the updates' lengths and the model's norm to the CPU at once."""
         cut = self.num_parameters
         own = [] if self.model is None else [distances(self.model[None, :cut], self.model.new_zeros(1))]
         if self.common_start is not None:

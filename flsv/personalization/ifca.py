@@ -70,7 +70,7 @@ class IFCA(Personalizer):
         self._clusters = self._clusters.to(federation.global_vector.device)
 
     def start(self, client: int, state: FederationState) -> None:
-        """Return None: the client chooses its start point among the clusters' models that :meth:`send` sends."""
+        """Return None, since the client chooses among the clusters' models."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
@@ -96,11 +96,5 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """Return, at the client, the index of the cluster whose model has the lowest loss on the client's training samples;
-    of equal losses, the first index.
-
-    Args:
-        local: the client's data.
-        clusters: models ``[K, P]`` of the K clusters.
-    """
+    """Find the cluster whose model has the lowest loss on the client's training samples."""
     return int(local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax())

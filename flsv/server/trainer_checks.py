@@ -20,7 +20,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def federated_data(trainer: L.Trainer) -> FederatedDataModule:
-    """Return the trainer's data module; raise ConfigurationError unless it is a FederatedDataModule."""
+    """Return the trainer's data module, which must be a FederatedDataModule."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped = type(data).__name__, "my_datamodule"
@@ -34,8 +34,7 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if the trainer has a setting or callback that cannot work with rounds in place of
-    epochs."""
+    """Refuse settings and callbacks of a trainer that cannot work with rounds."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
@@ -72,18 +71,7 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check the callbacks, and move finetuning callbacks, which change optimizers, behind the loop in the list.
-
-    The loop must come first because it reads the optimizers that ``configure_optimizers`` returns and their state at
-    the beginning of a round. The checks need no optimizers, so they can run before there are any.
-
-    Args:
-        trainer: the fit's trainer; the order of its callbacks is changed.
-        loop: the federation's own callback.
-
-    Raises:
-        ConfigurationError: a callback cannot work in a federation; the message says what to use instead.
-    """
+    """Check the callbacks, and move finetuning callbacks behind the loop."""
     callbacks: list[L.Callback] = callbacks_of(trainer)
     if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
         raise ConfigurationError(

@@ -287,20 +287,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """Return the model ``[P]`` that a client predicts and is tested with; called at the client.
-
-    This is the client's own model that the client algorithm names in :attr:`ClientAlgorithm.uses`, if the client has
-    one already; otherwise the personalizer's model for the client; without a personalizer the model that the server
-    sends.
-
-    Args:
-        local: the client's data and state.
-        instruction: the server's message to the client.
-        strategies: the federation's strategies by name.
-
-    Returns:
-        The model, or None if the client has none of these models.
-    """
+    """Return the model ``[P]`` that a client predicts and is tested with, at the client."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
         return local.state[algorithm.uses]

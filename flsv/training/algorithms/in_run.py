@@ -230,15 +230,7 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
-        """Return the indices ``[count]`` of the next batch's samples among the client's training samples.
-
-        Args:
-            context: the client's training.
-            count: the number of samples in the batch.
-
-        Raises:
-            ConfigurationError: batches hold more samples than the client has.
-        """
+        """Return the indices ``[count]`` of the next batch's samples."""
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
@@ -261,11 +253,7 @@ class InRunValues(ClientAlgorithm):
         return rows
 
     def _recognize(self, context: ClientContext) -> None:
-        """Check after a pass over the samples that each sample has the same class as in the pass before.
-
-        Raises:
-            ConfigurationError: a class differs, so that a value would be assigned to the wrong sample.
-        """
+        """Check that each sample has the same class as in the pass before."""
         if not self._seen:
             return
         rows, classes = (torch.cat(each) for each in zip(*self._seen))
@@ -283,8 +271,7 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Check that the samples' ghost products of the first step sum to <g, gradient of the step>, with g the
-        gradient of the validation loss; else raise ConfigurationError."""
+        """Check that the samples' products sum to that of the first step's whole gradient."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
@@ -302,5 +289,5 @@ class InRunValues(ClientAlgorithm):
 
 
 def _table(samples: Tensor) -> str:
-    """Write the samples' values as the text of a CSV file with the columns ``sample`` and ``value``."""
+    """Write the samples' values as the text of a CSV file."""
     return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))
