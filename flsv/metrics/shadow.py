@@ -74,8 +74,8 @@ class ShadowShapley(MeasuredMetric):
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
     **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions give more than 12 % of a payment to
-    different clients, a line advises to train more coalitions.
+    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions
+    give more than 12 % of a payment to different clients, a line advises to train more coalitions.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last

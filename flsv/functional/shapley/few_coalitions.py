@@ -27,8 +27,7 @@ true noise is far smaller: the variance between two trainings of the same coalit
 coalitions in the federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
 **Standard errors** measure the uncertainty from coalitions that were not evaluated, on the assumption that the game is
-a draw from this Gaussian process. :func:`flsv.functional.kernel_shap` does not assume this. If its values for the same
-coalitions are outside this fit's intervals, the result depends on the assumption.
+a draw from this Gaussian process.
 
 The method is this package's own.
 """
