@@ -136,7 +136,7 @@ class FederatedDataModule(FederationView):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
         batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         pos_label = check_argument(type(self).__name__, "pos_label", pos_label, str | bool | int | None)
-        source = str(source) if isinstance(source, Path) else source
+        source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.

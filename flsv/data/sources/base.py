@@ -13,6 +13,7 @@ import lightning as L
 import numpy as np
 import pandas as pd
 import torch
+from jsonargparse.typing import restricted_string_type
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
@@ -28,9 +29,11 @@ from flsv.utilities.errors import ConfigurationError, listed
 if TYPE_CHECKING:  # arrays, a DataFrame, a path, objects that other packages read
     Whole: TypeAlias = Any
 else:
+    #: Name of a file, which the command line would otherwise import: it takes visits.csv for the class csv in visits.py.
+    FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
     # Dataset after str, or the names of torchvision's sets would be taken for its classes.
-    Whole = L.LightningDataModule | str | Dataset | Sequence[Dataset]
+    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[Dataset]
 
 
 @dataclass(frozen=True)
