@@ -138,7 +138,7 @@ def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
 
 
 def _meaning(name: str) -> Any:
-    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split()).rstrip(".")
     try:
         number = Decimal(plain)
     except InvalidOperation:

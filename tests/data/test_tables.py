@@ -1,6 +1,7 @@
 """Tables as data: what columns are taken for, how they are encoded, and what is refused, at once and with a remedy."""
 
 import datetime as dt
+import re
 import warnings
 
 import numpy as np
@@ -121,12 +122,59 @@ def two_clients(**columns):
     }
 
 
-@pytest.mark.parametrize("words", [(False, True), ("no", "yes")])
-def test_classes_that_two_clients_write_in_different_types_are_refused(words):
-    """1 and True would be two classes; the message names both clients."""
-    with pytest.raises(ConfigurationError, match="numbers in the .* of 'Lyon' and words in the .* of 'Boston'"):
-        ready(clients=two_clients(ill=(words, (0, 1))), labels="ill")
-    assert len(ready(clients=two_clients(ill=(words, words)), labels="ill").class_names) == 2
+CODINGS = [(True, False), ("ja", "nein"), ("dead", "alive"), ("TRUE", "FALSE"), ("no", "yes."), (1, 0), ("dead",)]
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+@pytest.mark.parametrize("kind", ["frames", "files", "mixed"])
+def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(tmp_path, coding, kind):
+    """Else the one hospital's labels would be classes of their own, and the others' model worthless to it."""
+    rng, clients = np.random.default_rng(0), {}
+    for name in ("Boston", "Lyon", "Osaka", "Quito"):
+        ill = np.resize(np.array(coding if name == "Lyon" else ("no", "yes"), dtype=object), 40)
+        clients[name] = pd.DataFrame({"age": rng.normal(size=40), "ill": ill})
+        if kind == "files" or (kind == "mixed" and name == "Lyon"):
+            clients[name].to_csv(tmp_path / f"{name}.csv", index=False)
+            clients[name] = tmp_path / f"{name}.csv"
+    with pytest.raises(ConfigurationError) as error:
+        ready(clients=clients, labels="ill")
+    said = str(error.value)
+    if coding == ("no", "yes."):
+        assert "'yes', 'yes.', which look like spellings of one name" in said
+    else:
+        assert re.search(
+            r"(Lyon\.csv|of 'Lyon'): target 'ill' is '.*, and never 'no', 'yes' as in the other tables", said
+        )
+        assert not re.search("Boston|Osaka|Quito", said)
+    every = ["no", "yes", *(str(label) for label in coding if label != "no")]
+    named = ready(clients=clients, labels="ill", columns={"classes": every})
+    assert sorted(named.class_names) == sorted(every)
+    with pytest.raises(ConfigurationError, match="in target 'ill' is none of the 2 classes: no, yes"):
+        ready(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
+
+
+def test_hospitals_in_pairs_of_two_codings_are_refused_and_overlapping_labels_accepted():
+    codings = {"a": ("no", "yes"), "b": ("nein", "ja"), "c": ("nein", "ja"), "d": ("yes", "no")}
+
+    def frames(codings):
+        return {n: pd.DataFrame({"age": np.arange(40.0), "ill": np.resize(each, 40)}) for n, each in codings.items()}
+
+    with pytest.raises(ConfigurationError, match="'a', .* of 'd': target 'ill' is 'no', 'yes', and never 'ja'"):
+        ready(clients=frames(codings), labels="ill")
+    stages = {"a": ("I",), "b": ("III", "IV"), "c": ("II", "III"), "d": ("I", "II")}
+    assert ready(clients=frames(stages), labels="ill").class_names == ("I", "II", "III", "IV")
+
+
+def test_header_that_is_repeated_among_the_rows_is_refused_with_its_line(tmp_path):
+    """As in files that were written one after the other into one: it would be a row, and `died` a class."""
+    rows = [f"{20 + i},{'yes' if i % 3 else 'no'}" for i in range(40)]
+    (tmp_path / "all.csv").write_text("\n".join(["age,died", *rows, "age , died", *rows]))
+    for gaps in (None, {"age": ["age"]}):
+        with pytest.raises(ConfigurationError, match="all.csv, line 42: the columns' names again. Remove this line"):
+            ready(str(tmp_path / "all.csv"), labels="died", columns={"gaps": gaps})
+
+
+def test_a_column_that_two_clients_write_in_different_types_is_refused():
     clients = two_clients(ill=((0, 1), (0, 1)), smokes=((True, False), ("yes", "no")))
     with pytest.raises(ConfigurationError, match="bool in the .* of 'Boston' and str in the .* of 'Lyon'"):
         ready(clients=clients, labels="ill")

@@ -71,6 +71,8 @@ class Columns:
         dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
             ``"days"``, else since the date in the column ``start``.
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
+        classes: names of all classes; None: all labels in the tables, which then have to share labels. Any other label
+            is refused.
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -97,6 +99,7 @@ class Columns:
     encoding: str | None = None
     dates: dict[str, str] | None = None
     date_format: list[str] | str | None = None
+    classes: list[str] | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``; with ``typed`` it is a column of a
@@ -118,6 +121,7 @@ class Columns:
         # Columns of a DataFrame may be called by numbers.
         self.features, self.exclude = _texts(self.features), _texts(self.exclude)
         self.categorical, self.date_format = _texts(self.categorical), _texts(self.date_format)
+        self.classes = _texts(self.classes)
         if isinstance(self.gaps, Mapping):
             self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
         else:
@@ -287,14 +291,14 @@ def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str 
     """Return the kind of a column of text files, and its values as numbers, NaN for each that is not a number.
 
     Each file of the table may have its own notation of numbers."""
-    parts = _by_file(table, values)
+    parts = by_file(table, values)
     numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
     there = values.notna()
     kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
     return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
 
 
-def _by_file(table: Table, values: pd.Series) -> list[list[Any]]:
+def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     """Return a column's values as one list per file."""
     ends = np.cumsum([len(part) for part in table.parts])[:-1]
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
@@ -348,7 +352,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
     """Raise ColumnError if texts are numbers in another notation, which would be read as categories."""
-    texts = [sorted({value for value in part if isinstance(value, str)}) for part in _by_file(table, values)]
+    texts = [sorted({value for value in part if isinstance(value, str)}) for part in by_file(table, values)]
     like, notations = other_notations(texts, columns.decimal, columns.thousands)
     if not like:
         return

@@ -114,7 +114,7 @@ class TableEncoder:
     def classes(self, table: Table) -> tuple[str, ...] | None:
         """Return the names of the classes in ``table``, which are stored for :meth:`targets`; None for regression."""
         if self.columns.task == "classification":
-            self._classes = class_names(table, self.target, "target", self.pos_label)
+            self._classes = class_names(table, self.target, "target", self.pos_label, self.columns.classes)
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:

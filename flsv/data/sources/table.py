@@ -187,7 +187,7 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
 
     Raises:
         ConfigurationError: the file is not text or not a table, a column has no name, two columns have the same name,
-            or a row has more or fewer values than the header.
+            or a row has more or fewer values than the header, or the same.
 
     Example:
         >>> import tempfile
@@ -217,6 +217,8 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
     names = [name.strip() for name in rows.pop(0)]
     check_column_names(path, names)
     for line, row in zip(lines[1:], rows):
+        if [value.strip() for value in row] == names:
+            raise ConfigurationError(f"{path}, line {line}: the columns' names again. Remove this line.")
         if len(row) != len(names):
             raise ConfigurationError(
                 f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. A value that contains "
