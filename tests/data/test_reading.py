@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flsv.configuration.identity import sample_hashes
 from flsv.data.groups import check_spelling
 from flsv.data.sources import reading
 from flsv.data.sources.doubts import codes_in
@@ -326,6 +327,49 @@ def test_dates_in_another_notation_become_days_unless_day_month_order_is_unclear
     cards = ready(str(tmp_path / "all.csv"), labels="died", groups=groups, columns=found).column_cards
     since = [(pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in expected]
     assert cards[0].values.dropna().tolist() == since * 20
+
+
+def test_slash_dates_take_no_order_of_day_and_month_from_other_tables(tmp_path):
+    """Lyon writes 08/11/2023 and 03/12/2023, a stay of 25 days. In the others' order it would be -148 days."""
+
+    def at_lyon(frame):
+        came = pd.Timestamp("2023-11-08") + pd.to_timedelta(np.arange(ROWS) % 5, unit="D")
+        left = pd.Timestamp("2023-12-03") + pd.to_timedelta(np.arange(ROWS) % 9, unit="D")
+        return frame.assign(left=left.strftime("%d/%m/%Y"), came=came.strftime("%d/%m/%Y"))
+
+    def american(frame):
+        return frame.assign(**{day: pd.to_datetime(frame[day]).dt.strftime("%m/%d/%Y") for day in ("left", "came")})
+
+    folder = in_files(tmp_path, at_lyon, american)
+    data, said, line = told(folder)
+    assert data is None
+    assert re.search(r"'left' has dates.* the month comes first is not clear in \S*Lyon.csv: set date_format", said)
+    assert line == {"exclude": ["left", "came"]}
+    stays = {"dates": {"left": "came"}, "exclude": ["came"], "date_format": "%m/%d/%Y"}
+    _, said, _ = told(folder, **stays)
+    assert re.search(r"Lyon.csv, line \d+: 'left' is before 'came', as in \d+ rows of \S*Lyon.csv", said)
+    _, said, _ = told(in_files(tmp_path, american, american), **stays)
+    assert "is before" not in said
+
+
+def test_a_copy_of_a_partners_table_is_named(tmp_path):
+    copied = in_files(tmp_path, everywhere=lambda frame: frame.drop(columns=["came", "left"]))
+    frame = pd.read_csv(copied / "Lyon.csv").sample(frac=1, random_state=0)
+    assert "same rows" not in told(copied)[1]
+    frame.to_csv(copied / "Quito.csv", index=False)
+    said = "'Quito' has the same rows as 'Lyon'"
+    assert said in told(copied)[1]
+    frames = {path.stem: pd.read_csv(path) for path in sorted(copied.glob("*.csv"))}
+    with pytest.warns(UserWarning, match=said):
+        ready(clients=frames, labels="died")
+    frames["Quito"] = frames["Lyon"]
+    hashes = sample_hashes(ready(clients=frames, labels="died", server_val=0, client_val=0))
+    assert hashes["1"] == hashes["3"]
+    assert len(set(hashes.values())) == 4  # with the server's
+    one = pd.concat([each.assign(city=name, row=range(ROWS)) for name, each in frames.items()])
+    one["row"] = np.arange(len(one))
+    with pytest.warns(UserWarning, match=said):
+        ready(one, labels="died", groups="city", columns={"exclude": ["row"]})
 
 
 def test_date_that_two_declared_formats_read_differently_is_refused(tmp_path):

@@ -363,6 +363,17 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
     assert cards["insurer"].values.isna().sum() == 40
 
 
+def test_one_repeated_identifier_in_one_table_does_not_silence_the_warning():
+    rng = np.random.default_rng(0)
+    frames = {name: clinic(rng)[["patient", "age", "ill"]] for name in "abcdef"}
+    frames["c"].loc[3, "patient"] = frames["c"].loc[4, "patient"]
+    with pytest.warns(UserWarning, match="'patient' has a different whole number in almost every row"):
+        ready(clients=frames, labels="ill")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numbers of visits repeat
+        ready(clients={n: each.assign(patient=each["age"] // 5) for n, each in frames.items()}, labels="ill")
+
+
 def test_identifier_column_without_other_problems_only_warns():
     frame = clinic(np.random.default_rng(0)).drop(columns=["came", "name", "score", "lab"])
     with pytest.warns(UserWarning, match=r"(?s)'patient' has a different whole.*columns: .\"exclude\": .\"patient\""):

@@ -304,16 +304,27 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
 
 
+def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
+    """Return a column's values that are texts as one list per file."""
+    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
+
+
 def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
     """Return the error for a column with values of several kinds, or of a kind that cannot be a feature, such as
     dates."""
     texts = values.dropna()
     if not table.typed:
-        formats = date_formats(texts, columns.date_format or ())
+        known = columns.date_format or ()
+        parts = texts_by_file(table, values)
+        formats = date_formats(parts, known)
         about = f"{table.path}: {name!r} has dates, such as {texts.iloc[0]!r}"
         if formats is None:
-            known = "Whether the day or the month comes first is not clear: set date_format, such as '%d/%m/%Y'"
-            return ColumnError(f"{about}. {known}, with dates: {{{name}: days}}.", {"exclude": [name]})
+            files = [part.path for part, held in zip(table.parts, parts) if date_formats([held], known) is None]
+            return ColumnError(
+                f"{about}. Whether the day or the month comes first is not clear in {listed(files) or table.path}: set "
+                f"date_format, such as '%d/%m/%Y', with dates: {{{name}: days}}.",
+                {"exclude": [name]},
+            )
         remedy: dict[str, Any] = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
         return ColumnError(f"{about}. {_TO_DAYS.format(name)}", remedy)
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
@@ -352,7 +363,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
     """Raise ColumnError if texts are numbers in another notation, which would be read as categories."""
-    texts = [sorted({value for value in part if isinstance(value, str)}) for part in by_file(table, values)]
+    texts = [sorted({*part}) for part in texts_by_file(table, values)]
     like, notations = other_notations(texts, columns.decimal, columns.thousands)
     if not like:
         return
@@ -390,7 +401,8 @@ def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
         if len(wrong):
             where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
             formats = listed(["YYYY-MM-DD", *(columns.date_format or ())], show=str)
-            more = date_formats(texts.dropna(), columns.date_format or ()) if are_dates(texts.dropna()) else None
+            given = columns.date_format or ()
+            more = date_formats(texts_by_file(table, texts), given) if are_dates(texts.dropna()) else None
             raise ColumnError(
                 f"{where} is not a date, or an ambiguous one, in the formats {formats}: set date_format.",
                 {"date_format": more} if more else {"exclude": [name]},

@@ -11,24 +11,34 @@ import numpy as np
 import pandas as pd
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import DAYS, FEW, GAPS, NUMBERS, Columns, dates_of, gap_words
+from flsv.data.sources.columns import DAYS, FEW, GAPS, NUMBERS, Columns, by_file, dates_of, gap_words
 from flsv.data.sources.table import Table, words_of
 from flsv.utilities.errors import ColumnError, listed
 
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
+#: Share of rows with a number of their own, above which the numbers identify the rows.
+MOST = 0.9
 #: Largest number of different sentinels among the smallest, and among the largest, numbers of a column.
 _CODES = 3
 
 
 def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, or some of
-    its numbers look like sentinels (codes for missing values)."""
+    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, some of its
+    numbers look like sentinels (codes for missing values), or some of its dates are before the date that they are
+    counted from."""
     if card.categories is None:
         yield from _identifier(table, card, columns)
     if card.kind == NUMBERS:
         yield from sentinels(table, card.name, card.values, card.values, columns)
+    since = (columns.dates or {}).get(card.name, DAYS)
+    if since != DAYS and (before := (card.values < 0).to_numpy()).any() and (card.values > 0).any():
+        yield ColumnError(
+            f"{table.where(int(before.argmax()))}: {card.name!r} is before {since!r}, as in {before.sum()} rows of "
+            f"{table.holding(before)}. Does the day come before the month there? All files need one date_format.",
+            {},
+        )
 
 
 def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iterator[ColumnError]:
@@ -49,13 +59,13 @@ def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iter
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
     """Yield a ColumnError if a column has the name of an identifier, such as "patient id", and a different whole number
-    in every row of each table."""
+    in almost every row of its table."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
-    table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
-    held = [values.dropna() for _, values in card.values.groupby(table_of)]
-    if all(len(values) > FEW and values.is_unique and not (values % 1).any() for values in held):
-        about = f"{table.path}: {card.name!r} has a different whole number in every row"
+    held = [pd.Series(values).dropna() for values in by_file(table, card.values)]
+    rows, distinct = sum(map(len, held)), sum(values.nunique() for values in held)
+    if rows > FEW and distinct > MOST * rows and not (card.values.dropna() % 1).any():
+        about = f"{table.path}: {card.name!r} has a different whole number in almost every row"
         yield ColumnError(f"{about}. Identifiers cannot be features: leave it out.", {"exclude": [card.name]})
 
 

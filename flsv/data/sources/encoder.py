@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from pandas.api.types import is_numeric_dtype
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -21,7 +22,7 @@ from torch.utils.data import TensorDataset
 from flsv.data.groups import plain_names
 from flsv.data.positive_class import chosen_by_rarity
 from flsv.data.sources.base import ColumnCard, Reading, SourceData
-from flsv.data.sources.columns import Columns, without_gaps
+from flsv.data.sources.columns import FEW, Columns, without_gaps
 from flsv.data.sources.reading import read_columns
 from flsv.data.sources.table import Table, one_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, numeric_target, with_values
@@ -212,6 +213,12 @@ def tables_source(
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, group, tuple(tables) if clients else ())
+    if groups is not None:
+        _warn_of_copies(
+            one_table(train).frame.drop(columns=[group, *(reading.columns.exclude or ())], errors="ignore"),
+            groups.numpy(),
+            names,
+        )
     table = one_table([*train, *held.values()])
     sizes = [sum(map(len, train)), *map(len, held.values())]
     classes = encoder.classes(one_table(train)) or ()
@@ -242,6 +249,18 @@ def tables_source(
 
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return found(None)
+
+
+def _warn_of_copies(frame: pd.DataFrame, groups: np.ndarray, names: Sequence[str]) -> None:
+    """Warn of clients that have the same rows, in any order; `groups` has the number of each row's client."""
+    plain = frame.apply(lambda column: column if is_numeric_dtype(column) else column.astype(str))
+    rows = pd.util.hash_pandas_object(plain, index=False).to_numpy()
+    held = np.split(rows[np.lexsort((rows, groups))], np.cumsum(np.bincount(groups))[:-1])
+    first: dict[bytes, str] = {}
+    for name, own in zip(names, held):
+        whose = first.setdefault(own.tobytes(), name)
+        if whose != name and len(own) > FEW:
+            rank_zero_warn(f"{name!r} has the same rows as {whose!r}: a copy has a value of its own. Leave one out.")
 
 
 def _groups(
