@@ -135,7 +135,7 @@ class Reading:
         label: the column to predict, for data with columns; None without such a column.
         group: the column with each row's client; None without such a column.
         columns: options by which the other columns become inputs.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
     """
 
     files: Files = field(default_factory=Files)
@@ -293,7 +293,7 @@ def one_numbering(
     Args:
         parts: ``{client: data set}``.
         held_out: ``{name: data set}`` of validation and test data.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
 
     Returns:
         The clients' data sets, the validation and test data, and the names of the classes, which are empty if the data

@@ -109,14 +109,6 @@ class Columns:
             return {"", *usual, *self.gaps.get(name, ())}
         return {"", *(usual if self.gaps is None else self.gaps)}
 
-    def concerning(self, name: str, typed: bool) -> tuple[Any, ...]:
-        """Return the values of all options that affect how the column ``name`` is read, as a key for caching; ``typed``
-        is as in :meth:`missing`."""
-        named = name in (self.categorical or ()), name in (self.features or ()), (self.dates or {}).get(name)
-        gaps = self.gaps.get(name) if isinstance(self.gaps, dict) else self.gaps
-        notation = self.decimal, self.thousands, self.date_format, self.max_categories
-        return *named, gaps, sorted(self.missing(name, typed)), *notation
-
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
         self.features, self.exclude = _texts(self.features), _texts(self.exclude)
@@ -137,7 +129,7 @@ class Columns:
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return ``{option: value}`` for the user to paste: the options that differ from their defaults, with the
-        changes that solve the ``problems``."""
+        changes that may solve the ``problems``."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -148,9 +140,7 @@ class Columns:
                 options[name] = {**held, **value} if isinstance(value, dict) else value
         if options.get("thousands") == options.get("decimal", "."):  # two columns contradict each other
             del options["thousands"]
-        # A column that is excluded, because another remedy failed, needs no other option.
-        left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
-        return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
+        return options
 
 
 def _texts(given: Any) -> list[str] | None:
@@ -302,6 +292,34 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     """Return a column's values as one list per file."""
     ends = np.cumsum([len(part) for part in table.parts])[:-1]
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+
+
+def other_words(table: Table, about: str, values: pd.Series) -> str | None:
+    """Return a sentence that names the tables whose words in a column occur in none of the other tables; None if there
+    are no such tables.
+
+    Args:
+        table: the rows of all tables.
+        about: the words for the column in the sentence.
+        values: the column's words, and NaN.
+
+    Example:
+        >>> parts = [Table(name, pd.DataFrame(index=[0])) for name in "abc"]
+        >>> other_words(Table("all", pd.DataFrame(), together=parts), "'ill'", pd.Series(["yes", "yes", "True"]))
+        "c: 'ill' is 'True', and never 'yes' as in the other tables."
+    """
+    held = [set(words) for words in texts_by_file(table, values)]
+    joined = next(filter(None, held), set())
+    for _ in held:  # tables are joined by a word that they share
+        joined = joined.union(*(words for words in held if joined & words))
+    sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
+    fewer = min(reversed(sides), key=len)
+    if not fewer:
+        return None
+    own = set().union(*(held[place] for place in fewer))
+    mine, others = (listed(sorted(words), 8, repr) for words in (own, set().union(*held) - own))
+    where = listed(table.parts[place].path for place in fewer)
+    return f"{where}: {about} is {mine}, and never {others} as in the other tables."
 
 
 def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:

@@ -36,7 +36,7 @@ class TableEncoder:
         columns: options by which columns become features and targets.
         target: the column to predict.
         group: the column with each row's client, which is not a feature; None: there is no such column.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
 
     Attributes:
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flsv.data.groups import check_spelling
 from flsv.data.positive_class import in_order, positive_last
-from flsv.data.sources.columns import LARGEST, Columns, by_file, without_gaps
+from flsv.data.sources.columns import LARGEST, Columns, other_words, without_gaps
 from flsv.data.sources.notation import parsed
 from flsv.data.sources.table import Table, words_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -104,18 +104,11 @@ def _check_labels(table: Table, about: str, values: pd.Series, names: Sequence[s
             "Name another column; to predict a number, set task: regression in columns."
         )
     check_spelling(names, f"{table.path}: {about}")
-    held = [set(labels) for labels in by_file(table, values)]
-    joined = held[0]
-    for _ in held:  # tables are joined by a label that they share
-        joined = joined.union(*(labels for labels in held if joined & labels))
-    sides = [[place for place, labels in enumerate(held) if bool(joined & labels) == side] for side in (True, False)]
-    fewer = min(sides, key=len)
-    if fewer:
-        own = set().union(*(held[place] for place in fewer))
+    message = other_words(table, about, values)
+    if message is not None:
         raise ConfigurationError(
-            f"{listed(table.parts[place].path for place in fewer)}: {about} is {listed(sorted(own), show=repr)}, and "
-            f"never {listed(sorted({*names} - own), show=repr)} as in the other tables. Write the classes the same way "
-            f'everywhere. If all these are classes, name them: columns: {{"classes": {json.dumps(names)}}}.'
+            f"{message} Write the classes the same way everywhere. If all these are classes, name them: columns: "
+            f'{{"classes": {json.dumps(names)}}}.'
         )
 
 
