@@ -62,6 +62,8 @@ def test_data_tables_are_no_formulas_and_no_module_beside_a_table_is_run(tmp_pat
     Path("visits.py").write_text("open('it ran', 'w')\n")
     options = [f"--data.{each}" for each in ("source=visits.csv", "labels=ill", "groups=clinic", "files.root=.")]
     assert main(["data", *options, "--out=cards"]) == 0
+    Path("pair.yaml").write_text("data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n")
+    assert main(["data", "pair.yaml"]) == 0
     assert not Path("it ran").exists()
     for path in Path("cards").iterdir():
         assert not re.search(r"(^|,)[=@]", path.read_text(), re.M), path.read_text()

@@ -140,31 +140,6 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     assert frames.column_cards[1].values[0] == pytest.approx(59 / 24)
 
 
-def test_file_with_semicolons_and_decimal_commas_is_read_with_the_suggested_option(tmp_path):
-    folder = in_files(tmp_path, everywhere=lambda frame: frame.drop(columns=["came", "left"]), sep=";", decimal=",")
-    _, said, line = told(folder)
-    assert "in 'age' has a decimal comma (decimal: ',')" in said
-    cards = pasted(folder, line)
-    assert line == {"decimal": ","}
-    assert [cards[name].kind for name in ("age", "crp", "sex")] == ["numbers", "numbers", "categories"]
-    assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
-
-
-def test_files_with_decimal_points_and_commas_are_read_as_numbers(tmp_path):
-    def commas(frame):
-        return frame.assign(crp=frame["crp"].astype(str).str.replace(".", ","))
-
-    folder = in_files(tmp_path, commas, lambda frame: frame.drop(columns=["came", "left"]))
-    _, said, line = told(folder)
-    assert "Lyon.csv, line 2: '35,9' in 'crp' has a decimal comma (decimal: ',')" in said
-    assert line == {"decimal": ","}
-    expected = [x for seed in range(3) for x in hospital(seed)["crp"]]
-    assert pasted(folder, line)["crp"].values.tolist() == expected
-    frames = {name: commas(hospital(seed)).drop(columns=["came", "left"]) for seed, name in enumerate("AB")}
-    with pytest.raises(ConfigurationError, match="in 'crp' is a number stored as text"):
-        ready(clients=frames, labels="died")
-
-
 @pytest.mark.parametrize("marks", [["<1.5"], ["<1.5", "> 40"]])
 def test_words_among_measurements_are_suggested_as_gaps_and_not_as_categories(tmp_path, marks):
     def censored(frame):
@@ -174,14 +149,6 @@ def test_words_among_measurements_are_suggested_as_gaps_and_not_as_categories(tm
     _, _, line = told(in_files(tmp_path, everywhere=censored))
     assert line == {"gaps": {"crp": marks}}
     assert pasted(tmp_path, line)["crp"].kind == "numbers"
-
-
-def test_column_with_two_names_is_named_beside_the_names_that_there_are(tmp_path):
-    folder = in_files(tmp_path, lambda frame: frame.rename(columns={"crp": "CRP", "age": "Age (years)"}))
-    _, said, line = told(folder)
-    assert "Lyon.csv has no column 'crp' (features). It has Age (years), CRP, sex" in said
-    assert "Boston.csv has no column 'CRP' (features). It has age, crp, sex" in said
-    assert pasted(folder, line)["CRP"].kind == "left out"
 
 
 def test_words_that_no_other_table_has_are_reported_with_their_table(tmp_path):
@@ -197,53 +164,12 @@ def test_words_that_no_other_table_has_are_reported_with_their_table(tmp_path):
 # Notations
 
 
-def german(frame):
-    """As Excel saves a table in Germany."""
-    rng = np.random.default_rng(7)
-    day = [pd.to_datetime(frame[name]).dt.strftime("%d.%m.%Y") for name in ("left", "came")]
-    return frame.assign(
-        crp=frame["crp"].astype(str).str.replace(".", ","),
-        left=day[0],
-        came=day[1],
-        leukocytes=[f"{x:,.1f}".translate({44: ".", 46: ","}) for x in rng.uniform(900, 20_000, ROWS)],
-        ward=rng.choice(["Süd", "Nord"], ROWS),
-    )
-
-
-def english(frame):
-    leukocytes = np.random.default_rng(7).uniform(900, 20_000, ROWS).round(1)
-    return frame.assign(leukocytes=leukocytes, ward=np.random.default_rng(8).choice(["Süd", "Nord"], ROWS))
-
-
-def test_all_notation_problems_are_in_one_message_whose_line_repairs_them(tmp_path):
-    for seed, name in enumerate(("Boston", "Lyon", "Osaka")):
-        frame = hospital(seed)
-        if name == "Lyon":
-            german(frame).to_csv(tmp_path / f"{name}.csv", index=False, sep=";", encoding="cp1252")
-        else:
-            english(frame).to_csv(tmp_path / f"{name}.csv", index=False)
-    data, said, line = told(tmp_path)
-    assert data is None
-    assert re.search(r"Lyon.csv, line \d+: this is not UTF-8. .* columns: ..encoding.: .cp1252", said)
-    assert line is None
-    said, line = settled(tmp_path, encoding="cp1252")
-    assert "Convert dates to days" in said
-    assert "thousands separators" in said
-    assert line == {
-        "encoding": "cp1252",
-        "decimal": ",",
-        "thousands": ".",
-        "dates": {"left": "days", "came": "days"},
-        "date_format": ["%d.%m.%Y"],
-    }
-    cards = pasted(tmp_path, line)
-    frames = [hospital(seed) for seed in range(3)]
-    assert cards["crp"].values.tolist() == [x for frame in frames for x in frame["crp"]]
-    assert cards["age"].values.tolist() == [x for frame in frames for x in frame["age"]]
-    days = (pd.to_datetime(pd.concat(frames)["left"]) - pd.Timestamp(1970, 1, 1)).dt.days
-    assert cards["left"].values.tolist() == days.tolist()
-    assert cards["leukocytes"].values.tolist() == english(frames[0])["leukocytes"].tolist() * 3
-    assert list(cards["ward"].categories) == ["Nord", "Süd"]
+def test_file_in_another_encoding_is_refused_with_its_line_unless_the_encoding_is_named(tmp_path):
+    folder = in_files(tmp_path, everywhere=lambda frame: frame.drop(columns=["came", "left"]).assign(ward="Süd"))
+    (folder / "Lyon.csv").write_bytes((folder / "Lyon.csv").read_text().encode("cp1252"))
+    assert re.search(r"Lyon.csv, line 2: this is not UTF-8. .* columns: ..encoding.: .cp1252", told(folder)[1])
+    assert "Lyon.csv, line 2: this is not ascii" in told(folder, encoding="ascii")[1]
+    assert pasted(folder, {"encoding": "cp1252"})["ward"].categories == ["Süd"]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ else:
     FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
     # Dataset after str, or the names of torchvision's sets would be taken for its classes.
-    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[Dataset]
+    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset]
 
 
 @dataclass(frozen=True)

@@ -310,8 +310,8 @@ def other_words(table: Table, about: str, values: pd.Series) -> str | None:
     """
     held = [set(words) for words in texts_by_file(table, values)]
     joined = next(filter(None, held), set())
-    for _ in held:  # tables are joined by a word that they share
-        joined = joined.union(*(words for words in held if joined & words))
+    while (more := joined.union(*(words for words in held if joined & words))) != joined:
+        joined = more  # tables are joined by a word that they share
     sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
     fewer = min(reversed(sides), key=len)
     if not fewer:
