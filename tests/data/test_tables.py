@@ -1,7 +1,6 @@
 """Tables as data: what columns are taken for, how they are encoded, and what is refused, at once and with a remedy."""
 
 import datetime as dt
-import re
 import warnings
 
 import numpy as np
@@ -114,15 +113,6 @@ def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
     assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
 
 
-def two_clients(**columns):
-    """Of each column, Boston's values and Lyon's, repeated."""
-    ages = np.random.default_rng(0).normal(size=(2, 30))
-    return {
-        name: pd.DataFrame({"age": ages[i], **{column: np.resize(values[i], 30) for column, values in columns.items()}})
-        for i, name in enumerate(("Boston", "Lyon"))
-    }
-
-
 CODINGS = [(True, False), ("ja", "nein"), ("dead", "alive"), ("TRUE", "FALSE"), ("no", "yes."), (1, 0), ("dead",)]
 
 
@@ -137,16 +127,10 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
         if kind == "files" or (kind == "mixed" and name == "Lyon"):
             clients[name].to_csv(tmp_path / f"{name}.csv", index=False)
             clients[name] = tmp_path / f"{name}.csv"
-    with pytest.raises(ConfigurationError) as error:
+    said = r"(Lyon\.csv|^the DataFrame of 'Lyon'): target 'ill' is '.*, and never 'no', 'yes' as in the other tables"
+    said = "'yes', 'yes.', which look like spellings of one name" if "yes." in coding else said
+    with pytest.raises(ConfigurationError, match=said):
         ready(clients=clients, labels="ill")
-    said = str(error.value)
-    if coding == ("no", "yes."):
-        assert "'yes', 'yes.', which look like spellings of one name" in said
-    else:
-        assert re.search(
-            r"(Lyon\.csv|of 'Lyon'): target 'ill' is '.*, and never 'no', 'yes' as in the other tables", said
-        )
-        assert not re.search("Boston|Osaka|Quito", said)
     every = ["no", "yes", *(str(label) for label in coding if label != "no")]
     named = ready(clients=clients, labels="ill", columns={"classes": every})
     assert sorted(named.class_names) == sorted(every)
@@ -155,15 +139,13 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
 
 
 def test_hospitals_in_pairs_of_two_codings_are_refused_and_overlapping_labels_accepted():
-    codings = {"a": ("no", "yes"), "b": ("nein", "ja"), "c": ("nein", "ja"), "d": ("yes", "no")}
-
-    def frames(codings):
-        return {n: pd.DataFrame({"age": np.arange(40.0), "ill": np.resize(each, 40)}) for n, each in codings.items()}
+    def read(*codings):
+        frames = {n: pd.DataFrame({"age": range(40), "ill": np.resize(each, 40)}) for n, each in zip("abcd", codings)}
+        return ready(clients=frames, labels="ill").class_names
 
     with pytest.raises(ConfigurationError, match="'a', .* of 'd': target 'ill' is 'no', 'yes', and never 'ja'"):
-        ready(clients=frames(codings), labels="ill")
-    stages = {"a": ("I",), "b": ("III", "IV"), "c": ("II", "III"), "d": ("I", "II")}
-    assert ready(clients=frames(stages), labels="ill").class_names == ("I", "II", "III", "IV")
+        read(("no", "yes"), ("nein", "ja"), ("nein", "ja"), ("yes", "no"))
+    assert read(("I",), ("III", "IV"), ("II", "III"), ("I", "II")) == ("I", "II", "III", "IV")
 
 
 def test_header_that_is_repeated_among_the_rows_is_refused_with_its_line(tmp_path):
@@ -176,9 +158,10 @@ def test_header_that_is_repeated_among_the_rows_is_refused_with_its_line(tmp_pat
 
 
 def test_a_column_that_two_clients_write_in_different_types_is_refused():
-    clients = two_clients(ill=((0, 1), (0, 1)), smokes=((True, False), ("yes", "no")))
+    rows = {"age": range(30), "ill": [0, 1] * 15}
+    clients = {"Boston": {**rows, "smokes": [True, False] * 15}, "Lyon": {**rows, "smokes": ["yes", "no"] * 15}}
     with pytest.raises(ConfigurationError, match="bool in the .* of 'Boston' and str in the .* of 'Lyon'"):
-        ready(clients=clients, labels="ill")
+        ready(clients={name: pd.DataFrame(each) for name, each in clients.items()}, labels="ill")
 
 
 @pytest.mark.parametrize(
@@ -236,11 +219,8 @@ def test_dates_become_days_since_another_column_or_since_1970(typed):
 def test_dates_in_a_declared_format_are_read_and_others_refused():
     columns = {"dates": {"came": "days"}, "exclude": ["left"], "date_format": "%d.%m.%Y"}
     encoder, _ = encoded(columns, came=["28.02.2024", "31.12.2023", "", "1.3.2024"])
-    expected = [(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in CAME if day]
-    assert encoder.read[0].values[[0, 1, 3]].tolist() == expected
-    with pytest.raises(
-        ConfigurationError, match=r"line 2: '28.02.2024' in 'came' is not a date.* in the formats YYYY-MM-DD"
-    ):
+    assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
+    with pytest.raises(ConfigurationError, match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD"):
         encoded({"dates": {"came": "days"}, "exclude": ["left"]}, came=["28.02.2024", *CAME[1:]])
     with pytest.raises(ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"):
         encoded({"exclude": ["left"]})
