@@ -37,7 +37,7 @@ BUDGETS = {
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_310, 1_500), "core": (1_230, None),
-    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
+    "data": (3_450, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
     "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
     "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_440, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),

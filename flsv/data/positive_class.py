@@ -9,7 +9,7 @@ texts stay as they are. As in scikit-learn, the argument is called ``pos_label``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from flsv.data.sources.notation import parsed
 from flsv.utilities.errors import ConfigurationError, listed
 
 
-def in_order(names: Sequence[str]) -> tuple[str, ...]:
+def in_order(names: Collection[str]) -> tuple[str, ...]:
     """Return names of classes in the order of their numbers if all are numbers or truth values, else alphabetically.
 
     Example:
@@ -30,7 +30,7 @@ def in_order(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
 
 
-def _numbers(names: Sequence[str]) -> list[float]:
+def _numbers(names: Collection[str]) -> list[float]:
     """Return names as numbers, truth values as 0 and 1; an empty list if a name is neither."""
     truths = {"false": "0", "true": "1"}
     numbers = parsed(truths.get(name.casefold(), name) for name in names)

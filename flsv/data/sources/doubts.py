@@ -33,8 +33,9 @@ def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnE
         yield ColumnError(f"{message} Such words tell the model where a row is from. Use the same everywhere.", {})
     if card.kind == NUMBERS:
         yield from sentinels(table, card.name, card.values, card.values, columns)
-    since = (columns.dates or {}).get(card.name, DAYS)
-    for name in {card.name, since} - {DAYS} if card.name in (columns.dates or {}) else ():
+    dates = columns.dates or {}
+    since = dates.get(card.name, DAYS)
+    for name in [card.name, *({since} - {DAYS})] if card.name in dates else ():
         days = (dates_of(table, name, columns) - np.datetime64(0, "D")) / np.timedelta64(1, "D")
         yield from sentinels(table, name, days, table.column(name, "dates"), columns)
     if since != DAYS and (before := (card.values < 0).to_numpy()).any() and (card.values > 0).any():

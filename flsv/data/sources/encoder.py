@@ -214,11 +214,8 @@ def tables_source(
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, group, tuple(tables) if clients else ())
     if groups is not None:
-        _warn_of_copies(
-            one_table(train).frame.drop(columns=[group, *(reading.columns.exclude or ())], errors="ignore"),
-            groups.numpy(),
-            names,
-        )
+        rows, left_out = one_table(train).frame.reset_index(drop=True), [group, *(reading.columns.exclude or ())]
+        _warn_of_copies(rows.drop(columns=left_out, errors="ignore"), pd.Series(groups.numpy()), names)
     table = one_table([*train, *held.values()])
     sizes = [sum(map(len, train)), *map(len, held.values())]
     classes = encoder.classes(one_table(train)) or ()
@@ -251,16 +248,16 @@ def tables_source(
     return found(None)
 
 
-def _warn_of_copies(frame: pd.DataFrame, groups: np.ndarray, names: Sequence[str]) -> None:
-    """Warn of clients that have the same rows, in any order; `groups` has the number of each row's client."""
-    plain = frame.apply(lambda column: column if is_numeric_dtype(column) else column.astype(str))
-    rows = pd.util.hash_pandas_object(plain, index=False).to_numpy()
-    held = np.split(rows[np.lexsort((rows, groups))], np.cumsum(np.bincount(groups))[:-1])
+def _warn_of_copies(frame: pd.DataFrame, groups: pd.Series, names: Sequence[str]) -> None:
+    """Warn of clients that have the same rows, in any order; ``groups`` has the number of each row's client."""
+    sizes = groups.value_counts()
+    held = groups.isin(sizes.index[(sizes > FEW) & sizes.duplicated(keep=False)])  # a copy has as many rows
+    plain = frame[held].apply(lambda column: column if is_numeric_dtype(column) else column.astype(str))
     first: dict[bytes, str] = {}
-    for name, own in zip(names, held):
-        whose = first.setdefault(own.tobytes(), name)
-        if whose != name and len(own) > FEW:
-            rank_zero_warn(f"{name!r} has the same rows as {whose!r}: a copy has a value of its own. Leave one out.")
+    for client, rows in pd.util.hash_pandas_object(plain, index=False).sort_values().groupby(groups):
+        whose = first.setdefault(rows.to_numpy().tobytes(), names[client])
+        if whose != names[client]:
+            rank_zero_warn(f"{names[client]!r} has the same rows as {whose!r}, and a value of its own. Leave one out.")
 
 
 def _groups(

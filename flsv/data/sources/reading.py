@@ -33,7 +33,9 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         ConfigurationError: some columns cannot be used. The message says what is wrong with each column, and suggests
             options.
     """
-    cards, problems, doubted = [], [], []
+    cards: list[ColumnCard] = []
+    problems: list[ColumnError] = []
+    doubted: list[ColumnError] = []
     for name in names:
         try:
             cards.append(_card(table, name, fit, columns))
