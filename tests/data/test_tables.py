@@ -119,7 +119,6 @@ CODINGS = [(True, False), ("ja", "nein"), ("dead", "alive"), ("TRUE", "FALSE"), 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 @pytest.mark.parametrize("kind", ["frames", "files", "mixed"])
 def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(tmp_path, coding, kind):
-    """Else the one hospital's labels would be classes of their own, and the others' model worthless to it."""
     rng, clients = np.random.default_rng(0), {}
     for name in ("Boston", "Lyon", "Osaka", "Quito"):
         ill = np.resize(np.array(coding if name == "Lyon" else ("no", "yes"), dtype=object), 40)
@@ -149,12 +148,10 @@ def test_hospitals_in_pairs_of_two_codings_are_refused_and_overlapping_labels_ac
 
 
 def test_header_that_is_repeated_among_the_rows_is_refused_with_its_line(tmp_path):
-    """As in files that were written one after the other into one: it would be a row, and `died` a class."""
     rows = [f"{20 + i},{'yes' if i % 3 else 'no'}" for i in range(40)]
     (tmp_path / "all.csv").write_text("\n".join(["age,died", *rows, "age , died", *rows]))
-    for gaps in (None, {"age": ["age"]}):
-        with pytest.raises(ConfigurationError, match="all.csv, line 42: the columns' names again. Remove this line"):
-            ready(str(tmp_path / "all.csv"), labels="died", columns={"gaps": gaps})
+    with pytest.raises(ConfigurationError, match="all.csv, line 42: the columns' names again. Remove this line"):
+        ready(str(tmp_path / "all.csv"), labels="died", columns={"gaps": {"age": ["age"]}})
 
 
 def test_a_column_that_two_clients_write_in_different_types_is_refused():
@@ -164,15 +161,9 @@ def test_a_column_that_two_clients_write_in_different_types_is_refused():
         ready(clients={name: pd.DataFrame(each) for name, each in clients.items()}, labels="ill")
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which look like spellings of one name"),
-        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which look like spellings of one name"),
-    ],
-)
-def test_labels_that_differ_in_spelling_only_are_refused(labels, message):
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("labels", [["0", "00", "1", "1.0"], ["True", "true", "TRUE", "no"]])
+def test_labels_that_differ_in_spelling_only_are_refused(labels):
+    with pytest.raises(ConfigurationError, match="target 'ill' has .* which look like spellings of one name"):
         ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
     with pytest.raises(ConfigurationError, match="which look like spellings of one name"):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})

@@ -13,7 +13,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
 from flsv.utilities.arguments import check_kind
 from flsv.utilities.declared import Rules, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
@@ -286,45 +286,6 @@ def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str 
     there = values.notna()
     kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
     return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
-
-
-def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
-    """Return a column's values as one list per file."""
-    ends = np.cumsum([len(part) for part in table.parts])[:-1]
-    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
-
-
-def other_words(table: Table, about: str, values: pd.Series) -> str | None:
-    """Return a sentence that names the tables whose words in a column occur in none of the other tables; None if there
-    are no such tables.
-
-    Args:
-        table: the rows of all tables.
-        about: the words for the column in the sentence.
-        values: the column's words, and NaN.
-
-    Example:
-        >>> parts = [Table(name, pd.DataFrame(index=[0])) for name in "abc"]
-        >>> other_words(Table("all", pd.DataFrame(), together=parts), "'ill'", pd.Series(["yes", "yes", "True"]))
-        "c: 'ill' is 'True', and never 'yes' as in the other tables."
-    """
-    held = [set(words) for words in texts_by_file(table, values)]
-    joined = next(filter(None, held), set())
-    while (more := joined.union(*(words for words in held if joined & words))) != joined:
-        joined = more  # tables are joined by a word that they share
-    sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
-    fewer = min(reversed(sides), key=len)
-    if not fewer:
-        return None
-    own = set().union(*(held[place] for place in fewer))
-    mine, others = (listed(sorted(words), 8, repr) for words in (own, set().union(*held) - own))
-    where = listed(table.parts[place].path for place in fewer)
-    return f"{where}: {about} is {mine}, and never {others} as in the other tables."
-
-
-def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
-    """Return a column's values that are texts as one list per file."""
-    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
 
 
 def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import DAYS, FEW, NUMBERS, Columns, by_file, dates_of, other_words
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.columns import DAYS, FEW, NUMBERS, Columns, dates_of
+from flsv.data.sources.table import Table, by_file, other_words, words_of
 from flsv.utilities.errors import ColumnError, listed
 
 _IDENTIFIER = re.compile(

@@ -147,6 +147,45 @@ def words_of(column: pd.Series) -> pd.Series:
     return pd.Series(words, index=column.index, dtype=object)
 
 
+def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
+    """Return a column's values as one list per file."""
+    ends = np.cumsum([len(part) for part in table.parts])[:-1]
+    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+
+
+def other_words(table: Table, about: str, values: pd.Series) -> str | None:
+    """Return a sentence that names the tables whose words in a column occur in none of the other tables; None if there
+    are no such tables.
+
+    Args:
+        table: the rows of all tables.
+        about: the words for the column in the sentence.
+        values: the column's words, and NaN.
+
+    Example:
+        >>> parts = [Table(name, pd.DataFrame(index=[0])) for name in "abc"]
+        >>> other_words(Table("all", pd.DataFrame(), together=parts), "'ill'", pd.Series(["yes", "yes", "True"]))
+        "c: 'ill' is 'True', and never 'yes' as in the other tables."
+    """
+    held = [set(words) for words in texts_by_file(table, values)]
+    joined = next(filter(None, held), set())
+    while (more := joined.union(*(words for words in held if joined & words))) != joined:
+        joined = more  # tables are joined by a word that they share
+    sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
+    fewer = min(reversed(sides), key=len)
+    if not fewer:
+        return None
+    own = set().union(*(held[place] for place in fewer))
+    mine, others = (listed(sorted(words), 8, repr) for words in (own, set().union(*held) - own))
+    where = listed(table.parts[place].path for place in fewer)
+    return f"{where}: {about} is {mine}, and never {others} as in the other tables."
+
+
+def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
+    """Return a column's values that are texts as one list per file."""
+    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
+
+
 def data_root(root: str | None) -> Path:
     """Return the folder of data: ``root``, else ``$FLSV_DATA_ROOT``, else ``data``."""
     return Path(root or os.environ.get("FLSV_DATA_ROOT") or "data")

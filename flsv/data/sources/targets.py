@@ -15,9 +15,9 @@ from torch import Tensor
 
 from flsv.data.groups import check_spelling
 from flsv.data.positive_class import in_order, positive_last
-from flsv.data.sources.columns import LARGEST, Columns, other_words, without_gaps
+from flsv.data.sources.columns import LARGEST, Columns, without_gaps
 from flsv.data.sources.notation import parsed
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.table import Table, other_words, words_of
 from flsv.utilities.errors import ConfigurationError, listed
 
 
