@@ -324,8 +324,8 @@ def _sets_source(
         found: the source whose other attributes, such as the loaders' options, are kept.
         parts: ``{client: data set}``, or a single data set under any name.
         held: the validation data ``val`` and test data ``test``; None for each that is not there.
-        pos_label: the positive one of two classes; None: 1 if they are 0 and 1, ``True`` if they are truth
-            values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer
+            one.
         clients: whether ``parts`` has one entry per client.
     """
     sets, rest, classes = one_numbering(parts, held, pos_label)
