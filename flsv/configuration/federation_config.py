@@ -107,6 +107,12 @@ class FederationConfig:
         check_order(self.uploads)
         check_collusion(self.uploads, self.personalizer)
         named_head(self.parts)
+        for role, strategy in self.strategies.items() if self.private else ():
+            if strategy.reports or strategy.evaluates or not getattr(strategy, "collaborates", True):
+                raise ConfigurationError(
+                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
+                )
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
@@ -178,11 +184,10 @@ class FederationConfig:
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
-    def hides_starts(self) -> bool:
-        """Return whether a client must not reveal the model that it starts from. That is so if a personalizer gives
-        clients start points of their own and :class:`flsv.privacy.GaussianPrivacy`, which adds noise only to updates,
-        is used."""
-        return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
+    def private(self) -> bool:
+        """Return whether clients are private: whether nothing may leave them but what follows from a noised update and
+        public settings, see :class:`flsv.privacy.GaussianPrivacy`."""
+        return self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property
     def parts(self) -> list[Any]:

@@ -10,6 +10,7 @@ clipped, which determines epsilon.
 from __future__ import annotations
 
 import hmac
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -44,8 +45,11 @@ class GaussianPrivacy(Upload):
     client, and grows with the rounds in which the client took part. Rare participation does not lower it further (no
     amplification by sampling), because the server sees the cohorts.
 
-    **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
-    to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants).
+    **What leaves a client.** The noised update, and what follows from it and from public settings: the number of
+    samples, the number of steps that they take, and the update's size. A client has no training loss for the server. If
+    its training fails or its model is not finite, its update is 0 before noise is added, which nobody can tell from
+    another update. Parts that let clients tell more are refused: strategies that ask clients or let them report, and
+    metrics that read a loss, a report or an answer. Personalizers whose clients send nothing are refused, too.
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
@@ -57,10 +61,7 @@ class GaussianPrivacy(Upload):
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
     (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
 
-    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know, also if the
-    client starts from a model of its own: what this start point reveals about the client's data is protected, too. Such
-    a start point has no noise and never leaves the client. A metric, filter or aggregator that needs it, because it
-    reads updates such as :attr:`flsv.Round.client_updates`, raises a ConfigurationError.
+    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
@@ -144,7 +145,7 @@ class GaussianPrivacy(Upload):
     def _clipped(self, update: Tensor) -> Tensor:
         # In float32 the norm of 25 million entries would be 0.1 % too small.
         norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return update * min(1.0, self.clip / norm) if norm else update.clone()
+        return update * min(1.0, self.clip / norm) if 0 < norm < math.inf else torch.zeros_like(update)
 
     def epsilon(self, rounds: int) -> float:
         """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""

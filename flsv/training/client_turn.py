@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.distances import distances
+from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.loss_scale import LossScale
 from flsv.training.optimizer_state import OptimizerState, upload_parameters
@@ -79,7 +79,7 @@ class Turn:
         self._algorithm: Any = config.client_algorithm
         self._strategies = list(config.strategies.values())
         others: list[Slot] = [steps, *optimizer_slots(trainer, config.optimizer_state, steps)]
-        self.slots = Slots([*others, LossScale(trainer)], store)
+        self.slots, self._steps = Slots([*others, LossScale(trainer)], store), steps
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
@@ -112,8 +112,6 @@ class Turn:
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
-            own = personalizer is not None and personalizer.collaborates and start is not instruction.start
-            local.hides_start = own and self._config.hides_starts
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
@@ -213,7 +211,8 @@ class Turn:
             out: ``[P]``, the tensor to write the client's model into; None: a new tensor.
 
         Returns:
-            The client's update; None if its model is not finite, so that the client counts as absent from the round.
+            The client's update; None if its model is not finite, so that the client counts as absent from the round. A
+            private client sends noise instead, and goes on from its state before the round.
         """
         own, self.context = self._own, None
         local, shared = own.local, self.shared
@@ -227,7 +226,7 @@ class Turn:
                 shared.space.read(shared.module, out=vector)
             shared.reset_private()
             update = self._sent(own, vector, trained, private)
-        self.slots.leave(stage=update is not None)
+        self.slots.leave(stage=update is not None and not own.broken)
         return update
 
     def _sent(
@@ -245,6 +244,10 @@ class Turn:
             The update, or None if the model is not finite.
         """
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
+        own.broken = own.broken or shared.is_broken(private)
+        if self._config.private and (own.broken or not all_finite(vector)):
+            own.broken, private, trained = True, {}, vector.copy_(shared.global_vector)
+            self._store.discard(told.client_id)  # before the uploads, which keep what they have not sent
         leaving = UploadContext(
             told.client_id,
             self._num_clients,
@@ -259,11 +262,9 @@ class Turn:
         if sent is not vector:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
-        cut = shared.space.num_parameters
-        # Read all numbers at once: each read waits for the device.
-        numbers = [vector.sum(), distances(vector[None, :cut], own.start[:cut])[0], own.loss / own.position]
-        total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
-        if not (math.isfinite(total) or vector.isfinite().all()) or shared.is_broken(private):
+        # Read both numbers at once: each read waits for the device.
+        total, loss = torch.stack([vector.sum().double(), (own.loss / own.position).double()]).tolist()
+        if not (math.isfinite(total) or vector.isfinite().all()) or (own.broken and not self._config.private):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
         loss = loss if tell is None else tell("loss", loss)
@@ -276,7 +277,10 @@ class Turn:
         local.private.update(private)
         if self._config.personalizer is not None:
             self._config.personalizer.keep(local)
-        return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, norm, reports, traffic)
+        if self._config.private:
+            steps = self._steps.in_round(own.batches, told.round_index)
+            return ClientUpdate(told.client_id, own.samples, vector, num_steps=steps, traffic=traffic)
+        return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
         """Apply the uploads to another model of the client; this is the function :attr:`ClientContext.upload`.

@@ -217,7 +217,7 @@ REFUSED = {
         ProxyShapley(performance="val_acc", mode="max"), Plain, {}, "a linear model logs nothing"
     ),
     "private updates": (
-        ProxyShapley(), Plain, {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=1.0)]}, "sums over their samples"
+        ProxyShapley(), Plain, {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=1.0)]}, "beside their updates"
     ),
     "few coalitions": (ProxyShapley(budget=5), Plain, {}, "one pair of orders of 3 clients needs 6"),
 }  # fmt: skip

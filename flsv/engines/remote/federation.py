@@ -99,6 +99,10 @@ def check_deployment(
     """
     if config.evaluation.keeps or config.evaluation.models == "trained":
         raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
+    if config.private and config.evaluation.every:
+        raise ConfigurationError(
+            "sites whose updates are private tell no scores of their models: leave evaluation out, or GaussianPrivacy."
+        )
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."

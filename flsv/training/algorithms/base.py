@@ -36,6 +36,7 @@ class ClientContext:
         position: the number of batches that the client has trained on so far.
         local_epochs: the number of local epochs that ``batches`` covers.
         epoch: the local epoch, from 0, of the present step.
+        broken: whether training has failed, or its result is not finite.
         trained: ``[P]``, the model that the client has trained; None before the end.
         sent: ``[P]``, the model that the client sends, after the uploads (compression, noise); None before the end.
             Compute reports from this model, which the server receives: reports computed from ``trained`` would reveal
@@ -62,6 +63,7 @@ class ClientContext:
         self.state = local.state
         self.optimizer: Any = None
         self.num_steps, self.lr_sum, self.epoch, self.position = 0, 0.0, 0, 0
+        self.broken = False
         self.trained: Tensor | None = None
         self.sent: Tensor | None = None
         self.upload: Callable[[Tensor, Tensor, str], Tensor] = lambda vector, start, name: vector
