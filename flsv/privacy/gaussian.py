@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.privacy.accounting import Accountant, gaussian_epsilon
+from flsv.privacy.accounting import gaussian_epsilon
 from flsv.privacy.secret_noise import add_secret_noise
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
@@ -69,7 +70,6 @@ class GaussianPrivacy(Upload):
             only, which guarantees nothing.
         delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
         max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
-        accountant: the method that computes epsilon, see :func:`flsv.privacy.gaussian_epsilon`.
         noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
             noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
             another device continues with other noise. A site always draws on the CPU.
@@ -92,19 +92,17 @@ class GaussianPrivacy(Upload):
         noise_multiplier: NonNegative,
         delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
         max_epsilon: Positive | None = None,
-        accountant: Accountant = "exact",
         noise_on_device: bool = False,
     ) -> None:
         self.clip = clip
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.max_epsilon = max_epsilon
-        self.accountant = accountant
         self.noise_on_device = noise_on_device
         of_one_round = self.epsilon(1)  # fail early if dp-accounting is broken
         if max_epsilon is not None and of_one_round > max_epsilon:
             noise = noise_multiplier or 0.1
-            while gaussian_epsilon(noise, 1, delta, accountant) > max_epsilon:
+            while gaussian_epsilon(noise, 1, delta) > max_epsilon:
                 noise *= 2
             raise ConfigurationError(
                 f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier, such as to "
@@ -149,22 +147,14 @@ class GaussianPrivacy(Upload):
 
     def epsilon(self, rounds: int) -> float:
         """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""
-        return gaussian_epsilon(self.noise_multiplier, rounds, self.delta, self.accountant)
+        return gaussian_epsilon(self.noise_multiplier, rounds, self.delta)
 
     def affordable_rounds(self) -> int | None:
         """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``; None without a
         limit."""
         if self.max_epsilon is None:
             return None
-        affordable, too_many = 1, 2
-        while self.epsilon(too_many) <= self.max_epsilon:
-            affordable, too_many = too_many, 2 * too_many
-        while too_many - affordable > 1:
-            middle = (affordable + too_many) // 2
-            affordable, too_many = (
-                (middle, too_many) if self.epsilon(middle) <= self.max_epsilon else (affordable, middle)
-            )
-        return affordable
+        return bisect_right(range(1, 10**9), self.max_epsilon, key=self.epsilon)
 
     def check(self, space: ParameterSpace) -> None:
         """Check that noise can be added to every entry of the module's vectors, which ``space`` describes.

@@ -38,7 +38,6 @@ from flsv.training.slots import Slot, Slots
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.uploads import UploadContext, sanitize_report, upload
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 
@@ -86,8 +85,9 @@ class Turn:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether a client is in training and has trained on all its batches of the round."""
-        return self.context is not None and self.context.position == self.context.batches
+        """Return whether a client is in training and has trained on all its batches of the round, or has failed."""
+        own = self.context
+        return own is not None and (own.broken or own.position == own.batches)
 
     @property
     def _own(self) -> ClientContext:
@@ -267,7 +267,7 @@ class Turn:
         if not (math.isfinite(total) or vector.isfinite().all()) or (own.broken and not self._config.private):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
-        loss = loss if tell is None else tell("loss", loss)
+        loss = sanitize_report(uploads, leaving, "loss", loss)
         local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
@@ -277,10 +277,10 @@ class Turn:
         local.private.update(private)
         if self._config.personalizer is not None:
             self._config.personalizer.keep(local)
-        if self._config.private:
-            steps = self._steps.in_round(own.batches, told.round_index)
-            return ClientUpdate(told.client_id, own.samples, vector, num_steps=steps, traffic=traffic)
-        return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, reports, traffic)
+        public = told.client_id, own.samples, vector
+        if self._config.private:  # nothing else, whatever fields an update may have
+            return ClientUpdate(*public, num_steps=self._steps.in_round(own.batches, told.round_index), traffic=traffic)
+        return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
         """Apply the uploads to another model of the client; this is the function :attr:`ClientContext.upload`.
@@ -293,16 +293,7 @@ class Turn:
 
         Returns:
             The model ``[P]`` after the uploads.
-
-        Raises:
-            ConfigurationError: the uploads include GaussianPrivacy, whose epsilon counts only one update of a client
-                per round.
         """
-        if self._config.privacy is not None:
-            raise ConfigurationError(
-                f"{self._algorithm!r} sends another model beside the update, and epsilon of "
-                f"{self._config.privacy!r} counts one in a round. Leave one of the two out."
-            )
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})

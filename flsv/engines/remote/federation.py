@@ -97,11 +97,9 @@ def check_deployment(
         ConfigurationError: one of them needs what does not leave a site: its trained model, its class counts or its
             samples; or clients that collude; or a performance that cannot be sent to a site.
     """
-    if config.evaluation.keeps or config.evaluation.models == "trained":
-        raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
-    if config.private and config.evaluation.every:
+    if config.evaluation.keeps or config.evaluation.models == "trained" or (config.private and config.evaluation.every):
         raise ConfigurationError(
-            "sites whose updates are private tell no scores of their models: leave evaluation out, or GaussianPrivacy."
+            "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."
         )
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         raise ConfigurationError(

@@ -7,6 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,18 +126,14 @@ def _spent(ledger: Path) -> tuple[int, float]:
     Raises:
         Refused: the file is damaged.
     """
-    if not ledger.is_file():
-        return 0, 0.0
-    try:
-        spent = json.loads(ledger.read_text())
-        if not spent["squares"] >= 0:  # NaN, too
-            raise ValueError(spent)
-        return checked_int(spent, "updates", math.inf), float(spent["squares"])
-    except GARBLED as error:
-        raise Refused(
-            f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
-            '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
-        ) from error
+    with suppress(*GARBLED):
+        spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
+        if spent["squares"] >= 0:  # not NaN
+            return checked_int(spent, "updates", math.inf), float(spent["squares"])
+    raise Refused(
+        f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
+        '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+    )
 
 
 def _lasting(question: str) -> str:

@@ -41,8 +41,6 @@ QUESTIONS = (
     "flsv.games.judges:judge",
     "flsv.games.proxy_game:linear_statistics",
 )
-#: The only kinds of messages that a private site answers. Answers to others would have no noise.
-TO_PRIVATE_SITES = ("hello", "train")
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -119,7 +117,7 @@ class Site:
             about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
             rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}")
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
-            if self._config.private and packet.kind not in TO_PRIVATE_SITES:
+            if self._config.private and packet.kind not in ("hello", "train"):
                 raise Refused(f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise")
             if (number := packet.plain.get("client")) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)

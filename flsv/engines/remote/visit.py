@@ -272,7 +272,7 @@ class SiteVisit(L.Callback):
             # Whether it fails may depend on single samples.
             _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
             self._turn.context.broken = True  # type: ignore[union-attr]  # a client is in training
-        if self._turn.context is not None and (self._turn.is_trained or self._turn.context.broken):
+        if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
         self._epochs.finish()

@@ -43,8 +43,7 @@ class ClientContext:
             what noise hides.
         upload: ``upload(vector, start, name)`` applies the uploads (compression, noise) to another model ``[P]`` of
             this client, which was trained from ``start``, and returns the result. The uploads' own state for this model
-            is kept under ``name``. Before the end of training the model is returned unchanged; with
-            :class:`flsv.privacy.GaussianPrivacy` the call raises ConfigurationError.
+            is kept under ``name``. Before the end of training the model is returned unchanged.
     """
 
     def __init__(

@@ -179,7 +179,7 @@ def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[s
 
 def test_evaluation_at_private_sites_is_refused_before_training() -> None:
     config = private(evaluation=ClientEvaluation(every=1)).config
-    with pytest.raises(ConfigurationError, match="tell no scores of their models"):
+    with pytest.raises(ConfigurationError, match="scores of private sites"):
         check_deployment(config, {}, {})
 
 
