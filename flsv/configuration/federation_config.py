@@ -107,10 +107,10 @@ class FederationConfig:
         check_order(self.uploads)
         check_collusion(self.uploads, self.personalizer)
         named_head(self.parts)
-        for role, strategy in self.strategies.items() if self.private else ():
-            if strategy.reports or strategy.evaluates or not getattr(strategy, "collaborates", True):
+        for role, each in self.strategies.items():
+            if self.private and any([each.reports, each.evaluates, not getattr(each, "collaborates", True)]):
                 raise ConfigurationError(
-                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"{role} {each!r} needs what clients tell beside their updates, or models that they keep, and "
                     f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
                 )
         if self.privacy is not None and "epsilon" in self.metrics:

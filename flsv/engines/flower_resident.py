@@ -37,8 +37,6 @@ __all__ = ["resident"]
 FOLDER = "flsv-site"
 #: Seconds between two checks whether the process is still needed.
 LOOK = 0.5
-#: Seconds that a process waits for another one that is about to leave the folder.
-PATIENCE = 5.0
 _TAKEN = "another SuperNode works in this site's folder: give each SuperNode a folder of its own"
 _BROKEN = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
 _log = logging.getLogger(__name__)
@@ -156,7 +154,7 @@ def _live() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     lock = FileLock(f"{key}.lock")  # until the process ends
     try:
-        lock.acquire(timeout=PATIENCE)
+        lock.acquire(timeout=5)  # seconds, for a process that is about to end
     except Timeout:
         sys.exit(f"{_TAKEN}: {Path(key).parent}")
     import_module(app.partition(":")[0])

@@ -70,9 +70,6 @@ class GaussianPrivacy(Upload):
             only, which guarantees nothing.
         delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
         max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
-        noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
-            noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
-            another device continues with other noise. A site always draws on the CPU.
 
     Raises:
         ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
@@ -92,13 +89,11 @@ class GaussianPrivacy(Upload):
         noise_multiplier: NonNegative,
         delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
         max_epsilon: Positive | None = None,
-        noise_on_device: bool = False,
     ) -> None:
         self.clip = clip
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.max_epsilon = max_epsilon
-        self.noise_on_device = noise_on_device
         of_one_round = self.epsilon(1)  # fail early if dp-accounting is broken
         if max_epsilon is not None and of_one_round > max_epsilon:
             noise = noise_multiplier or 0.1
@@ -122,21 +117,18 @@ class GaussianPrivacy(Upload):
                 key = hmac.digest(context.secret, digest(update), "sha256")
                 add_secret_noise(protected, self.noise_multiplier * self.clip, key)
             return protected
-        draw = generator_for(context.seed, "privacy", context.round_index, context.client)
-        if self.noise_on_device and update.device.type != "cpu":
-            draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
-        return self.protect(update, draw)
+        return self.protect(update, generator_for(context.seed, "privacy", context.round_index, context.client))
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
         """Clip an update, add noise to it, and return the result as a new tensor.
 
         Args:
             update: the client's vector minus a vector that everybody knows, floating-point ``[P]``, on any device.
-            generator: the noise's generator of random numbers, on the CPU or on the update's device.
+            generator: the noise's generator of random numbers, on the CPU.
         """
         protected = self._clipped(update)
         if self.noise_multiplier:
-            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype, device=generator.device)
+            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype)
             protected.add_(noise.to(update.device), alpha=self.noise_multiplier * self.clip)
         return protected
 

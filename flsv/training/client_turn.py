@@ -86,8 +86,7 @@ class Turn:
     @property
     def is_trained(self) -> bool:
         """Return whether a client is in training and has trained on all its batches of the round, or has failed."""
-        own = self.context
-        return own is not None and (own.broken or own.position == own.batches)
+        return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
     @property
     def _own(self) -> ClientContext:
@@ -225,7 +224,11 @@ class Turn:
                 trained = vector.clone()
                 shared.space.read(shared.module, out=vector)
             shared.reset_private()
-            update = self._sent(own, vector, trained, private)
+            own.broken |= shared.is_broken(private) or (self._config.private and not all_finite(vector))
+            if own.broken and self._config.private:
+                self._store.discard(own.instruction.client_id)  # before the uploads, which keep what they do not send
+                trained, private = vector.copy_(shared.global_vector), {}
+            update = self._sent(own, vector, trained, private) if self._config.private or not own.broken else None
         self.slots.leave(stage=update is not None and not own.broken)
         return update
 
@@ -244,10 +247,6 @@ class Turn:
             The update, or None if the model is not finite.
         """
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
-        own.broken = own.broken or shared.is_broken(private)
-        if self._config.private and (own.broken or not all_finite(vector)):
-            own.broken, private, trained = True, {}, vector.copy_(shared.global_vector)
-            self._store.discard(told.client_id)  # before the uploads, which keep what they have not sent
         leaving = UploadContext(
             told.client_id,
             self._num_clients,
@@ -264,15 +263,14 @@ class Turn:
             vector.copy_(sent)
         # Read both numbers at once: each read waits for the device.
         total, loss = torch.stack([vector.sum().double(), (own.loss / own.position).double()]).tolist()
-        if not (math.isfinite(total) or vector.isfinite().all()) or (own.broken and not self._config.private):
+        if not (math.isfinite(total) or vector.isfinite().all()):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
         loss = sanitize_report(uploads, leaving, "loss", loss)
         local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
-        if uploads:
-            own.upload = partial(self._upload, leaving)
+        own.upload = partial(self._upload, leaving)
         reports = self._reports(local, own)
         local.private.update(private)
         if self._config.personalizer is not None:

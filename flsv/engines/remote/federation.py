@@ -97,7 +97,8 @@ def check_deployment(
         ConfigurationError: one of them needs what does not leave a site: its trained model, its class counts or its
             samples; or clients that collude; or a performance that cannot be sent to a site.
     """
-    if config.evaluation.keeps or config.evaluation.models == "trained" or (config.private and config.evaluation.every):
+    asked = config.evaluation
+    if any([asked.keeps, asked.models == "trained", config.private & bool(asked.every)]):
         raise ConfigurationError(
             "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."
         )

@@ -19,7 +19,6 @@ from flsv.engines.remote.messages import GARBLED, Refused, checked_int
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import checked
-from flsv.utilities.errors import ConfigurationError
 
 
 @checked
@@ -61,14 +60,11 @@ class SitePolicy:
         Raises:
             Refused: the file does not exist, or is not a policy.
         """
-        names = [each.name for each in fields(cls)]
         try:
-            given = tomllib.loads(path.read_text())
-            if unknown := sorted(given.keys() - set(names)):
-                raise ConfigurationError(f"it has {unknown}. There are {names}.")
-            return cls(**given)
-        except (OSError, ValueError) as error:
-            raise Refused(f"its policy {path} cannot be read: {error}") from error
+            return cls(**tomllib.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            names = [each.name for each in fields(cls)]
+            raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
 
     def check_question(self, question: str) -> None:
         """Check that a question may be answered.

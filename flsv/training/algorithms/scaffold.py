@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flsv.aggregation import FedAvg
 from flsv.core import FederationState, Round
 from flsv.core.strategy import FederationInfo
 from flsv.data.groups import client_called
@@ -68,7 +68,7 @@ class SCAFFOLD(ClientAlgorithm):
 
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients, self._names = federation.num_clients, federation.client_names
-        self._aggregator = federation.strategies.get("aggregator", FedAvg())
+        self._aggregator: Any = federation.strategies["aggregator"]
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
         if not sgd or any(group["momentum"] for group in groups) or len({group["lr"] for group in groups}) > 1:

@@ -44,7 +44,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("least_sites = 3", r"\['least_sites'\]. There are \['questions', 'max_epsilon', 'delta'\]"),
+        ("least_sites = 3", r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta'\]"),
         ('questions = "all"', "Say a list of names"),
         ("questions = [", "cannot be read"),
     ],
