@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -37,6 +38,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 SiteState = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 def own_secret(folder: Path) -> str:
@@ -262,7 +264,14 @@ class SiteVisit(L.Callback):
         """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
         self._epochs.begin_round()
         (visit,) = self._loader.visits
-        self._loader.train(visit, self._epochs.run)
+        try:
+            self._loader.train(visit, self._epochs.run)
+        except Exception as error:
+            if not self._config.private or isinstance(error, Refused):
+                raise
+            # Whether it fails may depend on single samples.
+            _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
+            self._turn.context.broken = True  # type: ignore[union-attr]  # a client is in training
         if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
