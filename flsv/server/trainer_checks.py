@@ -16,11 +16,12 @@ from lightning.pytorch.callbacks import (
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.data import FederatedDataModule
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 
 
 def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     """Return the trainer's data module; raise ConfigurationError unless it is a FederatedDataModule."""
+    check_lightning(trainer)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped = type(data).__name__, "my_datamodule"
@@ -85,6 +86,7 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
         ConfigurationError: a callback cannot work in a federation; the message says what to use instead.
     """
     callbacks: list[L.Callback] = callbacks_of(trainer)
+    check_lightning(*callbacks)
     if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
         raise ConfigurationError(
             "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "

@@ -33,7 +33,7 @@ from flsv.metrics import (
 from flsv.sampling import UniformSampler
 from helpers.data import CLASSES, toy_data
 from helpers.fits import fit
-from helpers.models import Plain, network
+from helpers.models import OfOtherPackage, Plain, network
 
 SEED, ROUNDS = 5, 2
 
@@ -270,12 +270,8 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> 
     assert found["PartialFederatedShapley"].tolist() == [0, 0]
 
 
-class OfOtherPackage(nn.Linear):
-    __module__ = "pytorch_lightning.core.module"
-
-
 def test_module_of_the_package_pytorch_lightning_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="import lightning as L"):
+    with pytest.raises(ConfigurationError, match="OfOtherPackage .* `import lightning.pytorch as pl`"):
         value_round(OfOtherPackage(2, 2), torch.zeros(6), [torch.zeros(6)] * 2, metrics=CosineGradientShapley())
 
 

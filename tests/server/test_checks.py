@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from flsv import ClientEvaluation, ConfigurationError
+from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
 from flsv.core import LocalData
@@ -30,7 +30,7 @@ from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
-from helpers.models import Plain, network
+from helpers.models import OfOtherPackage, Plain, network
 
 
 class NeverTrained(Plain):
@@ -97,6 +97,25 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path: Path) -> None:
         patch.setattr(type(trainer), "world_size", 2)
         with pytest.raises(ConfigurationError, match="runs in one process on one device, and the trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
+
+
+def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, other = (
+        "Write `import lightning.pytorch as pl`",
+        type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"}),
+    )
+    trainer = trainer_for(FederatedLoop(), tmp_path, callbacks=[other()])
+    with pytest.raises(ConfigurationError, match=f"Own is .*{said}"):
+        trainer.fit(NeverTrained(), toy_data())
+    with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
+        FederatedDataModule(OfOtherPackage(2, 2)).setup("fit")
+    with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
+        retrain(trainer_for(FederatedLoop(), tmp_path), OfOtherPackage(2, 2), toy_data())
+    monkeypatch.setattr(L.Trainer, "__module__", "pytorch_lightning.trainer.trainer")
+    with pytest.raises(ConfigurationError, match=f"Trainer is .*{said}"):
+        trainer_for(FederatedLoop(), tmp_path).fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
 
 
 class Bare(L.LightningModule):

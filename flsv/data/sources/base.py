@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # arrays, a DataFrame, a path, objects that other packages re
     Whole: TypeAlias = Any
 else:
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
-    # Dataset after str, or the names of torchvision's sets would be taken for its classes.
-    Whole = L.LightningDataModule | str | Dataset | Sequence[Dataset]
+    # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
+    # not read a text file as the option's value.
+    Whole = L.LightningDataModule | str | Path | Dataset | Sequence[Dataset]
 
 
 @dataclass(frozen=True)
