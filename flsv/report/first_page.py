@@ -43,6 +43,8 @@ MOST_LETTERS = 24
 BY_METRIC = (0.17, 0.32)
 #: The sampler's name in a record if all clients take part in every round.
 EVERYBODY = "FullParticipation()"
+#: Columns of the file with the page's numbers.
+NUMBERS = ("what", "client", "client_name", "number")
 #: The sentences of page one.
 SAY: Mapping[str, str] = WORDS["front"]
 
@@ -82,13 +84,12 @@ class FirstPage:
         return [self._opening(), self._contributions(), self._learned(), self._rests_on()]
 
     def frame(self) -> DataFrame:
-        """Return the numbers on the page as a table with the columns ``what``, ``client``, ``client_name`` and
-        ``number``."""
+        """Return the numbers on the page as a table with the columns :data:`NUMBERS`."""
         names = self.run.client_names
         rows = [
             (what, who, "" if who == "" else names[int(who)], f"{x:.10g}") for what, who, x in self.numbers if x == x
         ]
-        return DataFrame(rows, columns=["what", "client", "client_name", "number"])
+        return DataFrame(rows, columns=[*NUMBERS])
 
     def _note(self, what: str, value: float, client: int | str = "") -> float:
         """Store a number of the page under the name ``what``, and return it."""
@@ -280,7 +281,8 @@ class FirstPage:
             assert self.basis is not None
             caption = str(self._text("progress", plain, start, end, self.basis.key, self.run.source))
             return section("What the model has learned", self._waterfall(self.basis, game, caption))
-        return section("What the model has learned", self._text("progress", plain, start, end))
+        others = SAY["other_trainings"] if self.state.retrained else None
+        return section("What the model has learned", self._text("progress", plain, start, end), others)
 
     def _waterfall(self, basis: Basis, game: Mapping[str, Any], caption: str) -> Markup:
         """Return a waterfall with the clients of the highest and lowest values as steps, and all others in one step."""
@@ -309,7 +311,7 @@ class FirstPage:
             WORDS["logged"][name].format(performance(name, self._note(f"logged {name}", value)))
             for name, value in known.items()
         )
-        lines = []
+        lines = [SAY["partners_judged"]] if self.state.judged else []
         if judged:
             rows = judged["rows"]
             cases = "cases" if rows is None else f"{self._note('validation cases', rows):,} cases"

@@ -6,13 +6,14 @@ sentence with its condition. Sentences that answer the same question exclude eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from flsv.report.basis import RETRAINED, Basis
 from flsv.report.reading import Run
-from flsv.results.text import WORDS, percent, titled
+from flsv.results.text import WORDS, percent, small_gain, titled
 
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
 MOSTLY = 0.7
@@ -37,6 +38,7 @@ class State:
         chance: whether the model is not better than a constant prediction, by the performance whose change the values
             distribute among the clients.
         one_class: whether this performance is the accuracy on validation samples that are mostly of one class.
+        small: whether the gain that the values distribute is small.
         judged: whether models were scored on the clients' own validation samples.
         brackets: whether the values have intervals.
         spread: whether it is known which fraction of a payment would go to other clients with other seeds.
@@ -54,6 +56,7 @@ class State:
     ended: bool = True
     chance: bool = False
     one_class: bool = False
+    small: bool = False
     judged: bool = False
     brackets: bool = False
     spread: bool = False
@@ -127,7 +130,7 @@ SENTENCES = (
     Sentence(
         "trials_seeds",
         "certainty",
-        lambda s: s.payable and s.source in ("one seed", "seeds") and not s.spread and not s.chance,
+        lambda s: s.payable and s.source in ("one seed", "seeds") and not s.spread and not s.chance and not s.small,
     ),
     Sentence("values_of", "source", lambda s: s.source != "nothing"),
     Sentence("no_metric", "source", lambda s: s.source == "nothing"),
@@ -189,6 +192,7 @@ def state_of(run: Run, basis: Basis | None, **known: bool) -> State:
         anybody=bool(run.rounds),
         ended=run.ended,
         chance=basis is not None and bool(at_chance(run, basis)),
+        small=basis is not None and bool(small_gain_of(basis)),
         one_class=basis is not None and basis.majority >= MOSTLY,
         judged=basis is not None and basis.judged,
         brackets=basis is not None and basis.brackets,
@@ -208,4 +212,9 @@ def fitness(run: Run, basis: Basis) -> str:
         "unsuitable": basis.key,
         "one_class": percent(basis.majority),
     }
-    return WORDS["fitness"][name].format(facts.get(name, basis.seeds))
+    return " ".join([WORDS["fitness"][name].format(facts.get(name, basis.seeds)), *small_gain_of(basis)])
+
+
+def small_gain_of(basis: Basis) -> list[str]:
+    """Return the sentence of :func:`flsv.results.text.small_gain` if the values come from trained coalitions."""
+    return small_gain(basis.by, math.fsum(x for x in basis.values if x == x)) if basis.trained else []

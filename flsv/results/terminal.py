@@ -29,7 +29,19 @@ from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, titled, value_columns
+from flsv.results.text import (
+    NONE,
+    WORDS,
+    by_value,
+    change,
+    ends_of,
+    numbers,
+    own_title,
+    ranking,
+    small_gain,
+    titled,
+    value_columns,
+)
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
@@ -81,7 +93,8 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
         if name not in result.trained:
             lines.append(WORDS["fitness"]["metric"])
         elif any(end == end for end in ends[1]):
-            lines.append(BRACKETS)
+            game = result.learning_record.get("paid_in", {}).get(name, {"by": ""})
+            lines += [BRACKETS, *small_gain(game["by"], math.fsum(value for value in ends[0] if value == value))]
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)

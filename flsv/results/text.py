@@ -15,6 +15,8 @@ from flsv.utilities.display import CLIENTS
 NONE = "\N{EN DASH}"
 #: Largest number of clients that are named one by one.
 FEW = 3
+#: Gain below which much more of a payment went to the wrong clients in trials.
+SMALL = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
@@ -154,11 +156,14 @@ def ranking(
     first, last = order[0], order[-1]
     if low[first] <= high[last]:
         return [f"By {metric}, no client contributed clearly more than another: all brackets overlap."]
-    most = _not_distinguished(names, [i for i in order if high[i] >= low[first] or shown[i] == shown[first]], shown)
-    least = _not_distinguished(
-        names, [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]], shown
-    )
-    return [f"By {metric}, {most} contributed most, {least} least."]
+    most = [i for i in order if high[i] >= low[first] or shown[i] == shown[first]]
+    least = [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]]
+    if {*most} & {*least}:
+        return [
+            f"By {metric}, {names[first]} contributed clearly more than {names[last]}. Other brackets overlap both."
+        ]
+    both = (_not_distinguished(names, clients, shown) for clients in (most, least))
+    return ["By {}, {} contributed most, {} least.".format(metric, *both)]
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
@@ -241,6 +246,19 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
     amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
     return f"{verbs[value < 0]} {titled(by)} by {amount}"
+
+
+def small_gain(by: str, gain: float) -> list[str]:
+    """Return a list with the sentence on payments by values that sum to ``gain``, if that is small and the score ``by``
+    goes from 0 to 1; else an empty list.
+
+    Example:
+        >>> len(small_gain("accuracy", 0.1)), small_gain("accuracy", 0.5), small_gain("negative_loss", 0.1)
+        (1, [], [])
+    """
+    name = by.removeprefix(CLIENTS).partition(" of ")[0]
+    to_one = name in WORDS["plain"] and name != "negative_loss"
+    return [WORDS["small_gain"]] if to_one and gain < SMALL else []
 
 
 def known_mean(values: Iterable[float]) -> float:

@@ -54,5 +54,7 @@ class HowTrained:
         if self.why is None:
             proof = ", and are not proved" if self.unproved else ""
             return f"{self.names}: {self._count} were trained during the run, batched{proof}."
-        fits = f"{fits_of(self.masks, self.cohort):.3g} fits in all"
-        return f"{self.names}: {self._count} were trained after the run, each in a fit of its own ({fits})."
+        fits = f"{fits_of(self.masks, self.cohort):.3g} fits of all clients"
+        return (
+            f"{self.names}: {self._count} were trained after the run, each in a fit of its own, at the cost of {fits}."
+        )

@@ -180,10 +180,25 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path)
         assert "single seed" not in front
         assert "measured in the run itself, with a single seed" in appendix
     assert "Suitable as a basis for payment" in front
+    assert "The values come from trainings after the run, and add up to what was gained in those." in front
+    judged = text_of(write_report(kinds(tmp_path / "other")["judged"]))
+    assert "The partners judged the models on cases of their own" in judged
     assert "Paid again with other seeds, about 29 of these 1,000 would go to other partners." in front
     assert "By loss instead of accuracy, 100 of these 1,000 would be paid to different partners." in front
     one = text_of(write_report(folder, client=1))
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one.partition("\nAppendix\n")[0]
+
+
+@pytest.mark.parametrize("values", [[0.08, 0.04, 0.01, 0.01], [0.4, 0.1, 0.05, 0.02]])
+def test_small_gain_is_said_to_be_paid_out_less_exactly(values: list[float], tmp_path: Path) -> None:
+    folder = make_game(tmp_path, {"sv": values})
+    metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
+    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}})
+    for client in (None, 1):
+        said = "raised this score by less than 0.15. In trials with so small a gain" in text_of(
+            write_report(folder, client)
+        )
+        assert said == (sum(values) < 0.15)
 
 
 def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: Path) -> None:
