@@ -32,14 +32,14 @@ BUDGETS = {
     "lines of tests": (39_230, 31_000),
     "lines of tools": (7_120, 4_500),
     "scripts in tools": (33, 25),
-    "lines of flsv": (34_730, 28_000),
+    "lines of flsv": (34_670, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_310, 1_500), "core": (1_230, None),
     "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
     "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
-    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_440, None),
+    "personalization": (690, None), "report": (1_330, None), "results": (1_300, None), "retraining": (2_440, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
     "utilities": (1_350, None), "valuation": (680, None),
 }  # fmt: skip

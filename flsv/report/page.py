@@ -12,7 +12,8 @@ from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.reading import open_run, over_seeds
-from flsv.report.shares import Budget, shares_file, shares_of
+from flsv.report.shares import shares_file, shares_of
+from flsv.results.budget import Budget
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import save_table

@@ -11,12 +11,9 @@ import torch
 from pandas import DataFrame
 
 from flsv.functional.allocation import Negatives, allocate
-from flsv.report.basis import RANKING_ONLY as RANKING_ONLY
-from flsv.report.basis import SHARE_BY as SHARE_BY
 from flsv.report.basis import Basis, basis_of
-from flsv.report.basis import retrained_from as retrained_from
 from flsv.report.reading import Run
-from flsv.results.budget import Budget as Budget
+from flsv.results.budget import Budget
 from flsv.results.text import NONE, WORDS, joined, percent
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError

@@ -78,28 +78,6 @@ def with_intervals(
     ]
 
 
-def value_columns(
-    known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
-) -> dict[str, list[str]]:
-    """Return one column per metric, ``{header: cells}``, with the clients' values and intervals. A column of the
-    clients' shares follows each metric that is in ``to_pay_by``.
-
-    Args:
-        known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
-        to_pay_by: names of the metrics that are suitable for payment.
-        clients: the numbers of the clients whose rows are shown.
-    """
-    columns = {}
-    for name, ends in known.items():
-        values, low, high = ([each[client] for client in clients] for each in ends)
-        columns[name] = with_intervals(values, low, high)
-        if name in to_pay_by:
-            shares = shares_in(ends[0])
-            head = "share" if len(to_pay_by) == 1 else f"share of {name}"
-            columns[head] = [percent(shares[client]) for client in clients]
-    return columns
-
-
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
     """Return the whole sequence if it has at most ``most`` elements; else its first and last ``ends`` elements."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
@@ -185,6 +163,11 @@ def shares_in(values: Sequence[float]) -> list[float]:
     """
     total = sum(max(value, 0.0) for value in values if value == value)
     return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
+
+
+def paid(values: Sequence[float]) -> list[str]:
+    """Return the shares of :func:`shares_in` in percent."""
+    return [percent(share) for share in shares_in(values)]
 
 
 def titled(by: str, words: str = "titles") -> str:
@@ -291,14 +274,3 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """
     *first, last = [*names] or [""]
     return f"{', '.join(first)} {word} {last}" if first else last
-
-
-def own_title(name: str) -> str:
-    """Return the header of a column with a score of the clients' own models.
-
-    Example:
-        >>> from flsv.scores.class_scores import OWN_SCORES
-        >>> [own_title(name) for name in OWN_SCORES]
-        ['own accuracy', 'own balanced accuracy', 'own AUROC']
-    """
-    return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"

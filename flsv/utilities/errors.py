@@ -55,9 +55,8 @@ def check_lightning(*things: Any) -> None:
         kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
         if any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
             raise ConfigurationError(
-                f"{kinds[0].__name__} is a class of the package pytorch_lightning, and flsv works with the package "
-                "lightning. Write `import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`, "
-                "everywhere."
+                f"{kinds[0].__name__} is a class of the package pytorch_lightning, not of lightning. Everywhere, write "
+                "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`."
             )
 
 

@@ -103,7 +103,7 @@ def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, other = (
-        "Write `import lightning.pytorch as pl`",
+        "write `import lightning.pytorch as pl`",
         type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"}),
     )
     trainer = trainer_for(FederatedLoop(), tmp_path, callbacks=[other()])
