@@ -121,7 +121,7 @@ class FirstPage:
     # ---- who contributed what
 
     def _contributions(self) -> Markup:
-        basis, run, money = self.basis, self.run, self.shares is not None
+        basis = self.basis
         title = "What each contributed" if self.shares is None else f"Shares of {self.shares.title}"
         if basis is None:
             return section(title, WORDS["no_metric"])
@@ -129,25 +129,32 @@ class FirstPage:
             self._note("largest class's part of the validation set", basis.majority)
         if basis.seeds > 1:
             self._note("seeds", basis.seeds)
-        unknown = [client for client in range(run.num_clients) if basis.values[client] != basis.values[client]]
-        missing = SAY["missing_share" if self.payable else "missing"].format(run.labels(unknown)) if unknown else None
-        brackets = [BRACKETS] if basis.brackets else [SAY["no_brackets"]] if self.verdict in PAYABLE else []
-        fit = fitness(run, basis)
+        fit = fitness(self.run, basis)
         return section(
             title,
-            warning(fit) if self.verdict == "constant" or (money and self.verdict in WARNED) else fit,
+            warning(fit) if self.verdict == "constant" or (self.shares and self.verdict in WARNED) else fit,
             self._certainty(),
             *self._by_scores(),
             self._table(basis),
-            SAY["values_of"].format(self._source(basis), basis.of),
-            " ".join([*brackets, *([SAY["bracket_shares"]] if basis.brackets and money else [])]),
-            None if self.shares is None else WORDS["rules"][self.shares.budget.rule],
-            missing,
-            SAY["flagged"] if money and (run.named or run.copies) else None,
+            *self._notes(basis),
             self._not_all(),
             *self._order(basis),
             None if self._adds_up else self._bars(basis),
         )
+
+    def _notes(self, basis: Basis) -> list[str]:
+        """Return sentences below the table: what its values are, how they are paid, and which are missing."""
+        run, notes = self.run, [SAY["values_of"].format(self._source(basis), basis.of)]
+        if basis.brackets:
+            notes.append(BRACKETS if self.shares is None else f"{BRACKETS} {SAY['bracket_shares']}")
+        elif self.verdict in PAYABLE:
+            notes.append(SAY["no_brackets"])
+        if self.shares is not None:
+            notes.append(WORDS["rules"][self.shares.budget.rule])
+        unknown = [client for client in range(run.num_clients) if basis.values[client] != basis.values[client]]
+        if unknown:
+            notes.append(SAY["missing_share" if self.payable else "missing"].format(run.labels(unknown)))
+        return [*notes, SAY["flagged"]] if self.shares is not None and (run.named or run.copies) else notes
 
     @staticmethod
     def _source(basis: Basis) -> str:

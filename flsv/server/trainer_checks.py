@@ -24,9 +24,8 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     check_lightning(trainer)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        got, wrapped = type(data).__name__, "my_datamodule"
-        if data is None:
-            got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
+        got = "dataloaders" if data is None else type(data).__name__
+        wrapped = "my_datamodule" if data else "loader.dataset, val=val_loader.dataset, batch_size=32"
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
             f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."

@@ -33,7 +33,7 @@ from flsv.metrics import (
 from flsv.sampling import UniformSampler
 from helpers.data import CLASSES, toy_data
 from helpers.fits import fit
-from helpers.models import OfOtherPackage, Plain, network
+from helpers.models import Plain, network
 
 SEED, ROUNDS = 5, 2
 
@@ -268,11 +268,6 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> 
         value_round(convolution, own, [own, own], batches)
     found = value_round(convolution, own, [own, own], batches, num_classes=2)
     assert found["PartialFederatedShapley"].tolist() == [0, 0]
-
-
-def test_module_of_the_package_pytorch_lightning_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="OfOtherPackage .* `import lightning.pytorch as pl`"):
-        value_round(OfOtherPackage(2, 2), torch.zeros(6), [torch.zeros(6)] * 2, metrics=CosineGradientShapley())
 
 
 class Normalizes(Plain):

@@ -78,11 +78,6 @@ def test_waterfall_of_a_logged_loss_falls(tmp_path: Path) -> None:
     assert "<desc>start 0.900, Lyon -0.100, Boston -0.300, end 0.500</desc>" in html
 
 
-def test_first_page_has_one_column_of_shares(tmp_path: Path) -> None:
-    run = make_game(tmp_path, {"sv": [0.4, 0.1, 0.05]})
-    assert [pages(run, budget)[1].count("| share |") for budget in (None, Budget(100.0))] == [1, 1]
-
-
 CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": False}
 
 

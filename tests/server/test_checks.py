@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain
+from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
 from flsv.core import LocalData
@@ -102,17 +102,19 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path: Path) -> None:
 def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, other = (
-        "write `import lightning.pytorch as pl`",
-        type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"}),
-    )
+    said = "write `import lightning.pytorch as pl`"
+    other = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
     trainer = trainer_for(FederatedLoop(), tmp_path, callbacks=[other()])
     with pytest.raises(ConfigurationError, match=f"Own is .*{said}"):
         trainer.fit(NeverTrained(), toy_data())
-    with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
-        FederatedDataModule(OfOtherPackage(2, 2)).setup("fit")
-    with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
-        retrain(trainer_for(FederatedLoop(), tmp_path), OfOtherPackage(2, 2), toy_data())
+    module, new = OfOtherPackage(2, 2), trainer_for(FederatedLoop(), tmp_path)
+    for use in (
+        lambda: FederatedDataModule(module).setup("fit"),
+        lambda: retrain(new, module, toy_data()),  # type: ignore[arg-type]
+        lambda: value_round(module, torch.zeros(6), [torch.zeros(6)] * 2),
+    ):
+        with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
+            use()
     monkeypatch.setattr(L.Trainer, "__module__", "pytorch_lightning.trainer.trainer")
     with pytest.raises(ConfigurationError, match=f"Trainer is .*{said}"):
         trainer_for(FederatedLoop(), tmp_path).fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
