@@ -126,7 +126,7 @@ def draw_bars(
     many = len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     colors = _name_ends(ax, values, labels) if many else {}
-    known = np.flatnonzero(np.isfinite(values))
+    known = np.flatnonzero(np.isfinite(values)).tolist()
     bars: dict[str, Any] = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in known]}
     if errors is not None and not np.isnan(errors).all():
         bars |= {"yerr": errors[:, known], "ecolor": "0.2" if of_seeds else "0.65"}
@@ -137,7 +137,7 @@ def draw_bars(
         ax.set_xticks([])
     else:
         set_xticks(ax, range(len(labels)), labels, max(map(len, labels), default=0) > 3)
-        for place in {*range(len(labels))} - {*known.tolist()}:
+        for place in {*range(len(labels))} - {*known}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
     label_axes(ax, "client", unit, limits)
