@@ -135,7 +135,12 @@ class GaussianPrivacy(Upload):
     def _clipped(self, update: Tensor) -> Tensor:
         # In float32 the norm of 25 million entries would be 0.1 % too small.
         norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return update * min(1.0, self.clip / norm) if 0 < norm < math.inf else torch.zeros_like(update)
+        if not 0 < norm < math.inf:
+            return torch.zeros_like(update)
+        factor = min(1.0, self.clip / norm)
+        while torch.linalg.vector_norm(clipped := update * factor, dtype=torch.float64) > self.clip:  # by rounding
+            factor *= 1 - torch.finfo(update.dtype).eps
+        return clipped
 
     def epsilon(self, rounds: int) -> float:
         """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""

@@ -93,6 +93,14 @@ def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
         assert sent.data_ptr() != update.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype: torch.dtype) -> None:
+    for seed in range(20):
+        update = torch.randn(1000, generator=generator(seed)).to(dtype)
+        sent = GaussianPrivacy(clip=1.3, noise_multiplier=0).protect(update, generator())
+        assert 1.27 < torch.linalg.vector_norm(sent, dtype=torch.float64).item() <= 1.3
+
+
 def test_clipped_update_of_20_million_entries_has_the_norm_of_the_bound() -> None:
     """torch's own float32 norm of this loses 0.1 %, and the bound would be exceeded by as much."""
     update = torch.randn(20_000_000, generator=generator())

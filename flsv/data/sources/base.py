@@ -32,8 +32,9 @@ else:
     #: Name of a file. Without it the command line takes visits.csv for the class csv in visits.py, and imports that.
     FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
-    # Dataset after str, or the names of torchvision's sets would be taken for its classes.
-    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset]
+    # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
+    # not read a text file as the option's value.
+    Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.plugins import installed
 
 KINDS = (
@@ -226,6 +226,7 @@ def open_source(
     """
     if clients is not None:
         return _own_source(clients, held_out, reading, clients=True)
+    check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if any(each is not None for each in held_out.values()):
             raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import os
 import re
@@ -114,9 +113,7 @@ class Table:
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
-        close = difflib.get_close_matches(name, lacking.frame.columns, 1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"It has {listed(lacking.frame.columns, 20)}."
-        message = f"{lacking.path} has no column {name!r} ({argument}). {hint}"
+        message = f"{lacking.path} has no column {name!r} ({argument}). It has {listed(lacking.frame.columns, 20)}."
         raise ColumnError(message, {"exclude": [name]})  # leaving it out helps where other tables have it
 
 

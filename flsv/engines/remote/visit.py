@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import os
 import re
 import secrets
 import time
@@ -50,8 +49,7 @@ def own_secret(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
-        with replacing(path) as file:
-            os.chmod(file.name, 0o600)  # before there is anything to read
+        with replacing(path, private=True) as file:
             file.write(secrets.token_hex(32).encode())
     if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
         raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another.")
@@ -126,7 +124,7 @@ class SiteMemory:
             kept: the state.
             earlier: names of the earlier visits whose states are not deleted.
         """
-        with replacing(self._path) as file:
+        with replacing(self._path, private=True) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
     def all(self) -> dict[str, SiteState]:
