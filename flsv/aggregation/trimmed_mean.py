@@ -43,6 +43,8 @@ class TrimmedMean(Aggregator):
         TrimmedMean(trim=0.3)
     """
 
+    robust = True
+
     def __init__(self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
         self.trim = trim

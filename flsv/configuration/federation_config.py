@@ -102,6 +102,12 @@ class FederationConfig:
         check_order(self.uploads)
         check_collusion(self.uploads, self.personalizer)
         named_head(self.parts)
+        for role, each in self.strategies.items():
+            if self.private and any([each.reports, each.evaluates, not getattr(each, "collaborates", True)]):
+                raise ConfigurationError(
+                    f"{role} {each!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
+                )
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
@@ -160,9 +166,10 @@ class FederationConfig:
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
-    def hides_starts(self) -> bool:
-        """Return whether a client must not reveal the model that it starts from."""
-        return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
+    def private(self) -> bool:
+        """Return whether clients are private: whether nothing may leave them but what follows from a noised update and
+        public settings, see :class:`flsv.privacy.GaussianPrivacy`."""
+        return self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property
     def parts(self) -> list[Any]:

@@ -195,7 +195,10 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
-        result[str(client)] = _hash(contents.get(str(client), ""), *data.dealt_to(client))
+        parts = data.dealt_to(client)
+        # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
+        parts[::2] = [indices - parts[0][:1].sum() for indices in parts[::2]]
+        result[str(client)] = _hash(contents.get(str(client), ""), *parts)
     return result
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KEY = "artifacts"
+#: Names of a run's own folders and files, which no client's folder may have.
+_OWN = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -34,7 +36,7 @@ def client_folders(names: Sequence[str]) -> list[str]:
         # Replace path separators and characters that Windows refuses; no dot at either end.
         plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
         unique = plain
-        while unique.casefold() in taken:
+        while unique.casefold() in taken or _OWN.fullmatch(unique):
             unique = f"{unique}_{client}"
         taken.add(unique.casefold())
         folders.append(unique)

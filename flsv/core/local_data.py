@@ -120,8 +120,6 @@ class LocalData:
         self._sent: Tensor | None = None
         self._tell: Tell | None = None
         self._memory: dict[Any, Any] = {}
-        #: Whether the model that the client started from must not leave it, see :func:`flsv.core.started_from`.
-        self.hides_start = False
 
     @property
     def num_classes(self) -> int:

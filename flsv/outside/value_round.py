@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
@@ -34,7 +33,7 @@ from flsv.results.run_table import COLUMNS, frame, round_rows
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A model: a ``state_dict``; or its entries as arrays in the same order, as Flower sends them; or a vector ``[P]`` of
@@ -179,12 +178,7 @@ def value_round(
 def _own_module(module: nn.Module) -> nn.Module:
     """Return the module inside Fabric's wrapper, or the module itself."""
     module = _unwrap_objects(module)
-    kinds = type(module).__mro__
-    if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
-        raise ConfigurationError(
-            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
-            "not of lightning. Write `import lightning as L` instead of `import pytorch_lightning as pl`."
-        )
+    check_lightning(module)
     return module
 
 

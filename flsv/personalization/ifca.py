@@ -85,10 +85,10 @@ class IFCA(Personalizer):
         return {"cluster": local.memory[IFCA]}
 
     def started(self, update: ClientUpdate) -> Tensor:
-        return self._clusters[int(update.reports["cluster"])]
+        return self._clusters[int(update.reports["cluster"]) % self.num_clusters]  # a client may report any number
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        chosen = round.reports["cluster"]
+        chosen = round.reports["cluster"].remainder(self.num_clusters)
         self._clusters = self._clusters.clone()
         for cluster in chosen.unique().tolist():
             self._clusters[int(cluster)] = round.client_vectors[chosen == cluster].mean(0)

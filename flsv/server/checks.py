@@ -16,6 +16,7 @@ from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
+from flsv.metrics.needs import needs_of
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.trainer_checks import check_trainer, federated_data
 from flsv.uploads import Upload
@@ -95,7 +96,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that the splits that metrics read exist, and that no metric bypasses privacy noise."""
+    """Check that the splits that metrics read exist, and that no metric lets private clients answer."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -109,17 +110,12 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
             f"metrics {judging} ask what the clients find each other to be worth, and {config.personalizer!r} does not "
             "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
         )
-    judged = [name for name in metrics.game_metrics if name in metrics.evaluating]
-    if judged and config.privacy is not None:
+    told = {"losses", "counts", "answers", "reports", "client validation"}
+    asking = [name for name, metric in metrics.metrics.items() if told & set(needs_of(metric))]
+    if asking and config.private:
         raise ConfigurationError(
-            f'metrics {judged} have judges="clients", who tell how many of their samples models get right, without '
-            "noise, and the updates are private. Leave GaussianPrivacy out, or let the server judge."
-        )
-    asking = [name for name, fields in metrics.fields.items() if "all_clients" in fields.values()]
-    if asking and config.privacy is not None:
-        raise ConfigurationError(
-            f"metrics {asking} ask clients for sums over their samples, without noise, and the updates are private. "
-            "Leave GaussianPrivacy out, or those metrics."
+            f"metrics {asking} need what clients tell beside their updates, and nothing but a noised update leaves "
+            f"them with {config.privacy!r}. Leave one of the two out, or let the server judge."
         )
     games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
     if games and not data.val_dataloader():

@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.distances import distances
+from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.loss_scale import LossScale
 from flsv.training.optimizer_state import OptimizerState, upload_parameters
@@ -38,7 +38,6 @@ from flsv.training.slots import Slot, Slots
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.uploads import UploadContext, sanitize_report, upload
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 
@@ -60,15 +59,15 @@ class Turn:
         self._algorithm: Any = config.client_algorithm
         self._strategies = list(config.strategies.values())
         others: list[Slot] = [steps, *optimizer_slots(trainer, config.optimizer_state, steps)]
-        self.slots = Slots([*others, LossScale(trainer)], store)
+        self.slots, self._steps = Slots([*others, LossScale(trainer)], store), steps
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the client in training has seen all its batches of the round."""
-        return self.context is not None and self.context.position == self.context.batches
+        """Return whether the client in training has seen all its batches of the round, or has failed."""
+        return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
     @property
     def _own(self) -> ClientContext:
@@ -86,8 +85,6 @@ class Turn:
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
-            own = personalizer is not None and personalizer.collaborates and start is not instruction.start
-            local.hides_start = own and self._config.hides_starts
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
@@ -168,8 +165,12 @@ class Turn:
                 trained = vector.clone()
                 shared.space.read(shared.module, out=vector)
             shared.reset_private()
-            update = self._sent(own, vector, trained, private)
-        self.slots.leave(stage=update is not None)
+            own.broken |= shared.is_broken(private) or (self._config.private and not all_finite(vector))
+            if own.broken and self._config.private:
+                self._store.discard(own.instruction.client_id)  # before the uploads, which keep what they do not send
+                trained, private = vector.copy_(shared.global_vector), {}
+            update = self._sent(own, vector, trained, private) if self._config.private or not own.broken else None
+        self.slots.leave(stage=update is not None and not own.broken)
         return update
 
     def _sent(
@@ -191,32 +192,27 @@ class Turn:
         if sent is not vector:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
-        cut = shared.space.num_parameters
-        # Read all numbers at once: each read waits for the device.
-        numbers = [vector.sum(), distances(vector[None, :cut], own.start[:cut])[0], own.loss / own.position]
-        total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
-        if not (math.isfinite(total) or vector.isfinite().all()) or shared.is_broken(private):
+        # Read both numbers at once: each read waits for the device.
+        total, loss = torch.stack([vector.sum().double(), (own.loss / own.position).double()]).tolist()
+        if not (math.isfinite(total) or vector.isfinite().all()):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
-        loss = loss if tell is None else tell("loss", loss)
+        loss = sanitize_report(uploads, leaving, "loss", loss)
         local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
-        if uploads:
-            own.upload = partial(self._upload, leaving)
+        own.upload = partial(self._upload, leaving)
         reports = self._reports(local, own)
         local.private.update(private)
         if self._config.personalizer is not None:
             self._config.personalizer.keep(local)
-        return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, norm, reports, traffic)
+        public = told.client_id, own.samples, vector
+        if self._config.private:  # nothing else, whatever fields an update may have
+            return ClientUpdate(*public, num_steps=self._steps.in_round(own.batches, told.round_index), traffic=traffic)
+        return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
         """Apply the uploads to another model of the client."""
-        if self._config.privacy is not None:
-            raise ConfigurationError(
-                f"{self._algorithm!r} sends another model beside the update, and epsilon of "
-                f"{self._config.privacy!r} counts one in a round. Leave one of the two out."
-            )
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})

@@ -89,19 +89,19 @@ class LocalSteps(Slot):
         return max(counts)
 
     def _count(self, client: int) -> float:
-        trainer = self._trainer
-        if trainer.max_epochs in (None, -1):
+        if self._trainer.max_epochs in (None, -1):
             return math.inf
-        batches = self._epoch(client)
-        windows = next((c for c in callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)), None)
+        batches = self._batches(client)
+        return sum(self.in_round(batches, index) for index in self._rounds_of(client))
 
-        def steps(round_index: int) -> int:
-            window = trainer.accumulate_grad_batches
-            if windows is not None:
-                window = windows.get_accumulate_grad_batches(round_index)
-            return math.ceil(batches / window) * self._local_epochs
-
-        return sum(map(steps, self._rounds_of(client)))
+    def in_round(self, batches: int, round_index: int) -> int:
+        """Return the number of optimizer steps that ``batches`` batches take in a round, if each window of them takes
+        one."""
+        window = self._trainer.accumulate_grad_batches
+        for callback in callbacks_of(self._trainer):
+            if isinstance(callback, GradientAccumulationScheduler):
+                window = callback.get_accumulate_grad_batches(round_index)
+        return math.ceil(batches // self._local_epochs / window) * self._local_epochs
 
     def _batches(self, client: int) -> int:
         return self._epoch(client) * self._local_epochs

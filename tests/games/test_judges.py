@@ -173,7 +173,7 @@ def test_judge_whose_answers_differ_from_all_others_is_recorded_as_an_event(
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
     ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
-    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] have judges=\"clients\", who tell"),
+    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] need what clients tell beside their updates"),
 ]
 
 

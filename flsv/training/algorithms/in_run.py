@@ -34,7 +34,6 @@ from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
-from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.training.ghost import GhostProducts
 from flsv.utilities.declared import Count
@@ -76,12 +75,11 @@ class InRunValues(ClientAlgorithm):
 
     Raises:
         ConfigurationError: Before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
-            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``; or updates get noise for privacy,
-            which the reported values would not get. Before the first step: there is no ``InRunShapley`` metric, a layer
-            mixes a batch's samples (BatchNorm), or batches have no classes. After the first backward pass: the
-            gradients differ from those that follow from the layers' inputs and outputs, since the loss has a term in
-            the parameters themselves, or is scaled. After a later pass over a client's samples: a sample's class has
-            changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
+            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``. Before the first step: there is no
+            ``InRunShapley`` metric, a layer mixes a batch's samples (BatchNorm), or batches have no classes. After the
+            first backward pass: the gradients differ from those that follow from the layers' inputs and outputs, since
+            the loss has a term in the parameters themselves, or is scaled. After a later pass over a client's samples:
+            a sample's class has changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -123,11 +121,6 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
                 f"configures {list(federation.optimizers)}."
-            )
-        if any(isinstance(each, GaussianPrivacy) for each in federation.uploads):
-            raise ConfigurationError(
-                f"{self!r} reports values of the clients' samples without noise, which privacy=GaussianPrivacy(...) "
-                "does not account for. Leave one of the two out; flsv.metrics.GradientShapley values noised updates."
             )
 
     def bind_evaluator(self, games: Any) -> None:
