@@ -135,5 +135,5 @@ for _ in range(40):
 def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     ledger = tmp_path / LEDGER
     both = [subprocess.Popen([sys.executable, "-c", SPENDS, str(ledger)]) for _ in range(2)]
-    assert [each.wait(timeout=120) for each in both] == [0, 0]
+    assert [each.wait(timeout=600) for each in both] == [0, 0]
     assert json.loads(ledger.read_text())["updates"] == 80
