@@ -28,8 +28,8 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (43_980, 38_000),
-    "of these of guides": (13_040, 12_000),
+    "words of all pages": (33_240, 30_000),
+    "of these of guides": (12_790, 12_000),
     "lines of tests": (38_260, 31_000),
     "lines of tools": (5_940, 4_500),
     "scripts in tools": (30, 25),
@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[int, int | None]] = {
     "utilities": (1_300, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
-NO_GUIDES = ("results", "reference", "decisions")
+NO_GUIDES = ("results", "reference")
 NOTHING = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
