@@ -28,7 +28,7 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (33_240, 30_000),
+    "words of all pages": (33_330, 30_000),
     "of these of guides": (12_790, 12_000),
     "lines of tests": (38_260, 31_000),
     "lines of tools": (5_940, 4_500),
