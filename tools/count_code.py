@@ -3,7 +3,7 @@
     python tools/count_code.py [FOLDER] [--check]
     python tools/count_code.py [FOLDER] --docstrings SEED
 
-Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 415
+Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 450
 lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, words
 of the docstrings of classes and functions, and what surrounds the package: words of pages, lines of tests and of tools,
 beside the limit and the aim. With ``--check`` it fails where one of them is over its limit. A limit is what there is:
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 #: Lines of a file, a function's cyclomatic complexity, arguments of the loop and of the data module.
-LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
+LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
     "words of all pages": (33_330, 30_000),
