@@ -19,8 +19,8 @@ import csv
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -37,7 +37,9 @@ from flsv.benchmark.scores import share_error, shares, spearman
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, semivalue, semivalue_of_table, shapley_weights
-from flsv.functional.shapley.predicted_outputs import LEAST, PredictedGame, coalition_shares, interpolation_weights
+from flsv.functional.shapley.few_coalitions import interval_over_seeds
+from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
+from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares, interpolation_weights
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
 #: smaller part, or logarithms of probabilities in place of capped logits, changes the misallocation by less than the
@@ -526,6 +528,276 @@ def tune(folder: Path) -> str:
     return grid(lines)
 
 
+Found = dict[str, dict[str, Tensor]]
+
+
+def found_of(names: Iterable[str], folder: Path) -> Found:
+    """Of each federation the values ``[seeds, n]`` in all ways, and the utilities of the untrained and of all."""
+    found: Found = {}
+    for name in names:
+        if kept := loaded(name, folder):
+            of = {key: torch.stack([each["found"][key] for each in kept]) for key in kept[0]["found"]}
+            for which in ("singles", "both"):
+                pair = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
+                of[f"predicted, {which}"] = (1 - PART) * pair[0] + PART * pair[1]
+                of[f"disagreement, {which}"] = pair[0] - pair[1]
+            of["ends"] = torch.stack([each["utilities"][[0, -1]] for each in kept])
+            found[name] = of
+    return found
+
+
+#: Ways of one seed, and of three; the first of each is the floor.
+WAYS = {
+    "exact": ("exact", 1),
+    "1.2.0's default": ("scores, auto", 1),
+    "scores: each alone": ("scores, singles", 1),
+    "scores: and all but one": ("scores, both", 1),
+    "ensemble": ("ensemble, singles", 1),
+    "predicted: each alone": ("predicted, singles", 1),
+    "predicted: and all but one": ("predicted, both", 1),
+    "exact, 3 seeds": ("exact", 3),
+    "predicted: each alone, 3 seeds": ("predicted, singles", 3),
+    "predicted: and all but one, 3 seeds": ("predicted, both", 3),
+}
+DECIDABLE = 15.0
+
+
+def table(folder: Path, path: Path | None) -> str:
+    """Percent misallocated on the held-out federations, and what it exceeds the exact game by; rank correlations."""
+    found, rows, wrong = found_of(HELD_OUT, folder), [["federation", "gain", *WAYS]], dict[str, list[float]]()
+    ranks, lines = dict[str, list[float]](), list[list[str]]()
+    for name, of in found.items():
+        gain = (of["ends"][:, 1] - of["ends"][:, 0]).mean()
+        for way, (key, seeds) in WAYS.items():
+            wrong.setdefault(way, []).append(wrong_by(of[key], of["truth"], seeds))
+            ranks.setdefault(way, []).append(wrong_by(of[key], of["truth"], seeds, spearman))
+            cells = [f"{wrong[way][-1]:.2f}", f"{ranks[way][-1]:.3f}"]
+            lines.append([name, str(ALL[name].n), f"{gain:.3f}", way, *cells])
+        rows.append([name, f"{gain:.2f}", *(f"{each[-1]:.1f}" for each in wrong.values())])
+    few = [place for place, percent in enumerate(wrong["exact"]) if percent <= DECIDABLE]
+    many = [place for place, name in enumerate(found) if ALL[name].n >= 10]
+    for title, some in {"all": [*range(len(found))], "decidable": few, "10 clients and more": many}.items():
+        if len(some) > 1:
+            head = [f"**{title}: {len(some)}**", ""]
+            rows.append([*head, *(f"{np.mean([each[k] for k in some]):.2f}" for each in wrong.values())])
+            over = {
+                way: [each[k] - wrong["exact, 3 seeds" if WAYS[way][1] == 3 else "exact"][k] for k in some]
+                for way, each in wrong.items()
+            }
+            rows.append(["over exact", "", *(interval(each) for each in over.values())])
+            if some is many:
+                default = [[each[k] - wrong["1.2.0's default"][k] for k in some] for each in wrong.values()]
+                rows.append(["over 1.2.0's default", "", *(interval(each) for each in default)])
+            rows.append(["rank", "", *(f"{np.mean([each[k] for k in some]):.2f}" for each in ranks.values())])
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [["federation", "clients", "gain", "way", "misallocated_percent", "rank"], *lines]
+            )
+    return grid(rows)
+
+
+#: Standard error of a prediction, as a multiple of the two games' difference: root mean square over the clients.
+FIT = 0.75
+
+
+def half_width(values: Tensor, disagreement: Tensor, untrained: Tensor, level: float = 0.9) -> Tensor:
+    """Half a bracket's width ``[n]`` around the mean of the values ``[seeds, n]`` of each seed's own fit."""
+    fit = FIT * disagreement.mean(0).square().mean().sqrt().expand(values.shape[1])
+    seeds, paid = len(values), values.mean(0).clamp_min(0).sum()
+    if seeds == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fit, untrained)
+    spread = values.var(0)
+    least = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
+    variance = ((seeds - 1) * spread + 2 * least) / (seeds + 1)
+    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fit).square()).sqrt()
+
+
+def prototype(values: Tensor, disagreement: Tensor, ends: Tensor) -> Tensor:
+    """The prototype's bracket of one run: 0.34 / n of the gain, and half the mean difference of the two games."""
+    return 0.34 / values.shape[1] * (ends[0, 1] - ends[0, 0]) + 0.5 * disagreement.abs().mean().expand(values.shape[1])
+
+
+def brackets(folder: Path) -> str:
+    """The part of the other seeds' values that brackets hold, when these are widened by the truth's own error."""
+    rows = [["federations", "way", "seeds", "bracket", "held", "least held", "in", "half width, % of the payment"]]
+    for title, names in {"tuning": TUNING, "held out": HELD_OUT}.items():
+        found = found_of(names, folder)
+        for way, seeds, bracket in (
+            *(
+                (f"predicted, {which}", 1, bracket)
+                for which in ("singles", "both")
+                for bracket in ("prototype", "rule")
+            ),
+            *(("exact", seeds, "rule") for seeds in (1, 3)),
+            *(
+                (f"predicted, {which}", 3, bracket)
+                for which in ("singles", "both")
+                for bracket in ("rule", "spread alone")
+            ),
+        ):
+            held, width = dict[str, float](), list[float]()
+            for name, of in found.items():
+                values, truths, inside, wide = of[way], of["truth"], list[Tensor](), list[float]()
+                apart = of.get(way.replace("predicted", "disagreement"), torch.zeros_like(values))
+                apart = torch.zeros_like(values) if way == "exact" else apart
+                for some in map(list, combinations(range(len(values)), seeds)):
+                    if bracket == "prototype":
+                        half = prototype(values[some], apart[some], of["ends"][some])
+                    elif bracket == "spread alone":
+                        half = interval_over_seeds(values[some])
+                    else:
+                        half = half_width(values[some], apart[some], of["ends"][:, 0])
+                    rest = truths[[seed for seed in range(len(values)) if seed not in some]]
+                    error = t_quantile(0.9) ** 2 * rest.var(0).mean() / len(rest)
+                    off = (values[some].mean(0) - rest.mean(0)).abs()
+                    inside.append((off <= (half.square() + error).sqrt()).double())
+                    wide.append(100 * float(half.mean() / values[some].mean(0).clamp_min(0).sum()))
+                held[name] = float(torch.cat(inside).mean())
+                width.append(float(np.mean(wide)))
+            least = min(held, key=held.__getitem__)
+            numbers_of = [f"{np.mean([*held.values()]):.2f}", f"{held[least]:.2f}", least, f"{np.mean(width):.1f}"]
+            rows.append([f"{title}: {len(found)}", way, str(seeds), bracket, *numbers_of])
+    return grid(rows)
+
+
+LIES = (
+    "the global model",
+    "half of it",
+    "another's model",
+    "trained on data like the validation's",
+    "logits times ten",
+)
+#: The least distance of an honest client's own model to the global one, as a part of its move.
+NEAR = 0.1
+
+
+def lies(folder: Path, names: Iterable[str]) -> str:
+    """What a client gains by a false own model, in points of the payment, and how often the checks see it."""
+    gains, seen = dict[str, list[Tensor]](), dict[str, list[list[bool]]]()
+    for name in names:
+        of, weight, y = ALL[name], shapley_weights(ALL[name].n), samples_of(name)[1][1]
+        if of.n > 7 or of.cohort or of.model == "lora":
+            continue
+        for seed, kept in enumerate(loaded(name, folder)[:2]):
+            training, models = Training(name, seed), kept["models"]
+            start, everybody = models[0], models[2**of.n - 1]
+            own = torch.stack([models[1 << client] for client in range(of.n)])
+            part = kept["sizes"] / kept["sizes"].sum()
+            after = {"the global model": (part[:, None].float() * kept["first"]).sum(0)}  # the first round's update
+
+            def paid(at: int, outputs: Tensor | None, utility: Tensor | None) -> Tensor:
+                told = {**kept, "outputs": {**kept["outputs"]}, "utilities": kept["utilities"].clone()}
+                if outputs is not None:
+                    told["outputs"][at], told["utilities"][at] = outputs, utility
+                games = [semivalue(game(of, y, told, which), of.n, weight).values for which in ("singles", "both")]
+                ways = [(1 - PART) * each[:, 0] + PART * each[:, 1] for each in games]
+                return torch.stack(
+                    [shares(way) for way in [*ways, semivalue_of_table(told["utilities"][:, None], weight)[:, 0]]]
+                )
+
+            def checks(client: int, model: Tensor, first: Tensor) -> list[bool]:
+                """Whether each check raises an alarm."""
+                moves = own.clone()
+                moves[client] = model
+                moves, sums = moves - start, kept["total"]
+                cosines = F.cosine_similarity((moves - moves.mean(0))[client], sums - sums.mean(0), dim=1)
+                far = (model - everybody).norm() / (model - start).norm()
+                differs = (first - kept["first"][client]).norm() > 1e-3 * kept["first"][client].norm()
+                return [bool(differs), bool(far < NEAR), int(cosines.argmax()) != client]
+
+            honest = paid(0, None, None)
+            for client in range(of.n):
+                p = {k: v[None] for k, v in training.start.items()}
+                first = flat(training.local(p, 0, client))[0] - start
+                seen.setdefault("honest", []).append(checks(client, own[client], first))
+                like = p
+                for round_index in range(of.rounds):
+                    like = training.local(like, round_index, client, training.others)
+                trained = flat(training.local(p, 0, client, training.others))[0] - start
+                other = (client + 1) % of.n
+                told = {
+                    LIES[0]: (everybody, after["the global model"]),
+                    LIES[1]: ((everybody + own[client]) / 2, (after["the global model"] + kept["first"][client]) / 2),
+                    LIES[2]: (own[other], kept["first"][other]),
+                    LIES[3]: (flat(like)[0], trained),
+                    LIES[4]: (own[client], first),
+                }
+                for lie, (model, early) in told.items():
+                    if of.wrong == "duplicate" and lie == LIES[2] and client == 0:
+                        continue
+                    outputs, at = kept["outputs"][1 << client] * 10, 1 << client
+                    if lie != LIES[4]:
+                        sizes = [v.numel() for v in training.start.values()]
+                        parts = model.split(sizes)
+                        shaped = {k: v.view(1, *training.start[k].shape) for k, v in zip(training.start, parts)}
+                        outputs = training.outputs(shaped, training.validation[0])[0]
+                    now = paid(at, outputs, score(of, y, outputs[None])[0])
+                    gains.setdefault(lie, []).append(100 * (now - honest)[:, client])
+                    seen.setdefault(lie, []).append(checks(client, model, early))
+    rows = [
+        [
+            "a client sends",
+            *("each alone", "and all but one", "all trained"),
+            "round 1",
+            "distance",
+            "direction",
+            "any but round 1",
+        ]
+    ]
+    for lie, alarms in seen.items():
+        cells = ["", "", ""]
+        if lie in gains:
+            all_gains = torch.stack(gains[lie])
+            cells = [f"{mean:+.1f} (up to {top:+.0f})" for mean, top in zip(all_gains.mean(0), all_gains.max(0).values)]
+        flags = torch.tensor(alarms).double()
+        late = flags[:, 1:].any(1).double().mean()
+        rows.append([f"{lie} ({len(alarms)})", *cells, *(f"{100 * each:.0f} %" for each in (*flags.mean(0), late))])
+    return grid(rows)
+
+
+def picture(path: str) -> None:
+    """Draw the coalitions of three clients as points of a simplex."""
+    import matplotlib.pyplot as plt
+
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]]).double()
+    sizes = torch.tensor([100.0, 200, 300])
+    masks = all_coalitions(3)[1:]
+    points = coalition_shares(masks, sizes) @ corners
+    figure, axes = plt.subplots(figsize=(6.4, 4.6), dpi=130)
+    axes.add_patch(plt.Polygon(corners.numpy(), facecolor="#f4f6fa", edgecolor="#8792a6", linewidth=1.2, zorder=0))
+    kinds = {
+        "trained: each client alone": (masks.sum(1) == 1, {"color": "#1f5fbf", "s": 150}),
+        "trained: all clients, the run itself": (masks.sum(1) == 3, {"color": "#d1571b", "s": 170, "marker": "s"}),
+        "predicted from the outputs of these four": (
+            masks.sum(1) == 2,
+            {"facecolors": "white", "edgecolors": "#1f5fbf", "s": 150, "linewidths": 2},
+        ),
+    }
+    for label, (some, look) in kinds.items():
+        axes.scatter(*points[some].T, label=label, zorder=3, **look)
+    beside = {
+        1: (-0.03, -0.075),
+        2: (0.03, -0.075),
+        4: (0.0, 0.05),
+        3: (0.0, -0.075),
+        5: (-0.15, 0.0),
+        6: (0.15, 0.0),
+        7: (0.0, -0.085),
+    }
+    for number, (right, up) in beside.items():
+        members = [str(client) for client in range(3) if number >> client & 1]
+        samples = int(sum(sizes[int(client)] for client in members))
+        x, y = points[number - 1].tolist()
+        axes.text(x + right, y + up, f"{{{', '.join(members)}}}: {samples}", ha="center", va="center", fontsize=10)
+    axes.set_title("Three clients with 100, 200 and 300 samples: each coalition is a mixture of data", fontsize=10)
+    axes.set(xlim=(-0.25, 1.25), ylim=(-0.32, 1.0), aspect="equal")
+    axes.axis("off")
+    axes.legend(loc="lower center", fontsize=9, frameon=False, ncols=1)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "tune", "table", "brackets", "lies", "picture"])
@@ -538,8 +810,16 @@ def main() -> None:
     names = [name for each in options.names for name in sets.get(each, [each])]
     if options.what == "train":
         train(names, options.folder)
-    if options.what == "tune":
-        print(tune(options.folder))
+    elif options.what == "picture":
+        picture(*names)
+    else:
+        of_kind = {
+            "tune": partial(tune, options.folder),
+            "table": partial(table, options.folder, options.csv),
+            "brackets": partial(brackets, options.folder),
+            "lies": partial(lies, options.folder, names or HELD_OUT),
+        }
+        print(of_kind[options.what]())
 
 
 if __name__ == "__main__":
