@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 #: The least distance of a client's own model to the federation's, as a fraction of the way that training moved it.
-NEAR = 0.05
+NEAR = 0.1
 
 
 def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Tensor) -> dict[int, str]:
