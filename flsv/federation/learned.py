@@ -20,15 +20,14 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import each_loader, on_device
+from flsv._lightning.evaluation import each_loader, evaluating, on_device
 from flsv.federation.run import FederationRun
 from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.games import ModelScore, Scores
+from flsv.games.lent_module import lent
 from flsv.games.performance import title_of
-from flsv.games.replica import Replica
 from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
 from flsv.results.text import joined
 from flsv.training.step_counts import limited
@@ -219,15 +218,18 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
         return why_not
     correct, support = torch.zeros(2, data.num_classes, dtype=torch.int64)
     try:
-        with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
-            replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
-            replica.follow(module)
-            replica.load(row_builder(model[None]), 0)
+        with (
+            evaluating(module),
+            lent(module, space),
+            isolated_rngs(0, "answers"),
+            torch.autocast(trainer.strategy.root_device.type, enabled=False),
+        ):
+            space.write(module, model)
             for index, loader in enumerate(each_loader(loaders)):
                 for batch in on_device(trainer, islice(loader, limited(len(loader), limit)), index):
                     x, y = checked_pair(batch, data.num_classes)
-                    with replica.context():
-                        logits = checked_logits(replica.module(x), y, data.num_classes)
+                    with trainer.strategy.precision_plugin.forward_context():
+                        logits = checked_logits(module(x), y, data.num_classes)
                     correct += score_batch(logits[None], y)[0][0].cpu()
                     support += torch.bincount(y.cpu(), minlength=data.num_classes)
     except ConfigurationError as error:

@@ -15,9 +15,10 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
 from flsv.core.parameter_space import ParameterSpace
+from flsv.games.lent_module import lent
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.validated_models import ValidatedModels, fresh_copy
+from flsv.games.validated_models import ValidatedModels
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import isolated_rngs
@@ -88,8 +89,8 @@ def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any
     try:
         with isolated_rngs(0, "utility"), torch.no_grad():
             first = [KeptBatches(islice(loader, 1)) for loader in keep_batches(trainer, loaders)]
-            own = fresh_copy(module, space, space.read(module), {})
-            logged = sorted(ValidationRun(trainer, own, first).logged())
+            with lent(module, space):
+                logged = sorted(ValidationRun(trainer, module, first).logged())
     except Exception:  # any error of a validation: the caller raises the error of the outputs
         logged = []
     name = next((each for each in logged if not LESS.search(each)), logged[0] if logged else "val_loss")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.plain_tensors import plain_tensors
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
+from flsv.games.lent_module import named_tensors
 from flsv.games.vector_evaluator import Build, row_builder
 from flsv.utilities.seeding import isolated_rngs
-
-Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Replica:
@@ -25,16 +23,14 @@ class Replica:
     Args:
         module: the module to copy.
         space: the map between the module's state and vectors ``[P]``.
-        context: function that returns a context manager for a forward pass, such as autocast; None: a forward pass
-            needs no context.
 
     Raises:
         ConfigurationError: the module cannot be copied.
     """
 
-    def __init__(self, module: nn.Module, space: ParameterSpace, context: Context | None = None) -> None:
+    def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self.module = copy_module(module).eval().requires_grad_(False)
-        self.space, self.context = space, context or nullcontext
+        self.space = space
         self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
         self._held, self._constant = frozenset(space.names), frozenset(space.constant_names)
         self._mine: list[Tensor] = []
@@ -51,9 +47,9 @@ class Replica:
         layers = dict(self.module.named_modules())
         for name, _, own, value in plain_tensors(module):
             layers[name.rpartition(".")[0]].__dict__[own] = value.clone()
-        private, mine = private or {}, dict(named_tensors(self.module))
+        private, mine = private or {}, named_tensors(self.module)
         self._mine, self._theirs = [], []
-        for name, theirs in named_tensors(module):
+        for name, theirs in named_tensors(module).items():
             theirs = private.get(name, theirs)
             if name in self._held or name not in mine or mine[name].shape != theirs.shape:
                 continue
@@ -80,20 +76,12 @@ class Replica:
 
         def outputs(vector: Tensor) -> Any:
             self.load(row_builder(vector[None]), 0)
-            with isolated_rngs(0, "trial"), self.context():
+            with isolated_rngs(0, "trial"):
                 return self.module(x)
 
         check_copies(module, self.space, outputs)
 
 
-def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield a module's parameters, then its buffers, with their names."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
 def module_device(module: nn.Module) -> torch.device:
     """Return the device of the module's first parameter or buffer; the CPU if it has none."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    return next((tensor.device for tensor in named_tensors(module).values()), torch.device("cpu"))

@@ -10,20 +10,20 @@ from flsv.metrics import ShadowShapley
 
 
 class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round, the coalitions' members, and how they were trained."""
+    """Keeps the utilities after the last round and after the first, the coalitions' members, and how they were
+    trained."""
 
     game: Tensor
+    first: Tensor
     members: list[Members]
     way: str
 
     def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
-        def played(masks: Tensor) -> Tensor:
-            vars(self).update(game=utility(masks), members=members_of(masks), way="rows")
-            return self.game
+        super().update(client_ids, coalitions, utility, round_index)
+        if self.pending is None:
+            vars(self).update(game=utility(coalitions.cpu()), members=members_of(coalitions.cpu()), way="rows")
 
-        super().update(client_ids, coalitions, played, round_index)
-
-    def complete(self, masks: Tensor, utilities: Tensor) -> Any:
-        game = torch.cat([self.ends[-1].flatten(), utilities[-1].flatten()])
-        vars(self).update(game=game, members=members_of(masks), way="fits")
-        return super().complete(masks, utilities)
+    def complete(self, masks: Tensor, utilities: Tensor, *rest: Any) -> Any:
+        games = [torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1)]
+        vars(self).update(first=games[0], game=games[1], members=members_of(masks), way="fits")
+        return super().complete(masks, utilities, *rest)

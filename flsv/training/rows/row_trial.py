@@ -7,7 +7,7 @@ does not change the training.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
@@ -19,12 +19,13 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import as_given, each_loader
 from flsv._lightning.rounding import SHARED, Rounding, rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.validated_models import fresh_copy
+from flsv.games.copy_module import copy_module
 from flsv.training.cohort_loader import CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
 from flsv.training.rows.row_step import (
@@ -40,6 +41,8 @@ from flsv.training.rows.row_step import (
 from flsv.training.rows.step_watch import GENERATORS, Watch
 from flsv.utilities.seeding import isolated_rngs
 
+#: Types of objects that a module only reads: its copy shares them.
+_SHARED = (Dataset, DataLoader, L.LightningDataModule)
 #: Number of batches in a trial.
 BATCHES = 3
 
@@ -77,7 +80,7 @@ def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
     if not sum(map(len, first)):
         return ""
     with isolated_rngs(0, "trial of validation"), torch.inference_mode(False):
-        copied = fresh_copy(module, space, space.read(module), {})
+        copied = fresh_copy(module, space)
         before = space.unflatten(space.read(copied))
         watch = Watch(copied, GENERATORS, counts=True)
         ValidationRun(trainer, copied, first).logged()
@@ -146,13 +149,39 @@ def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
     differences."""
     module = trainer.lightning_module
     with refusing(module):
-        copied = fresh_copy(module, space, space.read(module), {})
+        copied = fresh_copy(module, space)
     own = stand_in(trainer, copied)
     same = {id(old): new for old, new in zip(module.parameters(), copied.parameters())}
     own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
     for group in own.optimizers[0].param_groups:  # a warm-up may begin at 0, which would hide all differences
         group["lr"] = group.get("initial_lr") or group["lr"]
     return own
+
+
+def fresh_copy(module: L.LightningModule, space: ParameterSpace) -> Any:
+    """Make a copy of a module, and return it; its layers keep their mode.
+
+    The space's constant parameters, and the data sets that the module reads, are shared.
+
+    Raises:
+        ConfigurationError: the module cannot be copied.
+    """
+    instead: dict[int, Any] = {id(tensor): tensor for tensor in space.constants(module).values()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            instead.update(_shared(value))
+    return copy_module(module, instead)
+
+
+def _shared(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield ``(id(object), object)`` for every data set, loader or data module in ``value``, an attribute of a module;
+    the module's copies share these objects.
+    """
+    if isinstance(value, _SHARED):
+        yield id(value), value
+    elif type(value) in (list, tuple, dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _shared(part)
 
 
 def _nudged(start: Mapping[str, Tensor], rounding: Rounding) -> dict[str, Tensor]:
