@@ -10,20 +10,15 @@ from flsv.metrics import ShadowShapley
 
 
 class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round and after the first, the coalitions' members, and how they were
-    trained."""
+    """Keeps the utilities after the last round and after the first, the coalitions' members, and their outputs."""
 
     game: Tensor
     first: Tensor
     members: list[Members]
-    way: str
+    trained: Tensor | None
 
-    def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
-        super().update(client_ids, coalitions, utility, round_index)
-        if self.pending is None:
-            vars(self).update(game=utility(coalitions.cpu()), members=members_of(coalitions.cpu()), way="rows")
-
-    def complete(self, masks: Tensor, utilities: Tensor, *rest: Any) -> Any:
-        games = [torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1)]
-        vars(self).update(first=games[0], game=games[1], members=members_of(masks), way="fits")
-        return super().complete(masks, utilities, *rest)
+    def complete(self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any) -> Any:
+        first, game = (torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1))
+        trained = None if outputs is None else torch.cat([self.outputs[-1], outputs[-1]])
+        vars(self).update(first=first, game=game, members=members_of(masks), trained=trained)
+        return super().complete(masks, utilities, outputs, *how)

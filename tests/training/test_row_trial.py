@@ -1,7 +1,6 @@
 """What steps hang on beside parameters, buffers and the batch: rows come to what models come to one after the other, or
 are refused before training."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,14 @@ import pytest
 import torch
 
 from flsv import FederatedLoop, Reporting
-from flsv.core.parameter_space import ParameterSpace
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, KeepsModels, data
+from helpers.coalitions_by_hand import SEED, data
 from helpers.fits import fit, trainer_for, vector
-from helpers.models import STEP_CASES, Hooks, Stepped, clamp
+from helpers.models import STEP_CASES
 
 #: Clients 0 and 2; all.
 MASKS = torch.tensor([[True, False, True], [True, True, True]])
@@ -68,25 +66,6 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_shadow_coalitions_are_batched_or_trained_by_fits_for_the_stated_reason(tmp_path: Path, name: str) -> None:
-    refused = STEP_CASES[name][2]
-    federation = loop(metrics={"shadow": KeepsModels(coalitions=[[0, 2]], performance="negative_loss")})
-    module = trained(name, tmp_path, federation, None)
-    game = alone(name, tmp_path)
-    for mask in MASKS:
-        game(mask[None])
-        if refused is None:
-            assert game.model is not None
-            model = federation.metrics["shadow"].models[tuple(mask.tolist())]
-            torch.testing.assert_close(model, game.model[0], rtol=1e-5, atol=1e-5)
-    assert game.model is not None
-    assert torch.equal(ParameterSpace(module).read(module), game.model[0])  # of all: a metric changes no training
-    way = federation._plan.why  # else each coalition was trained by a fit of its own
-    assert way is None if refused is None else re.search(refused, way)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
 def test_side_by_side_coalitions_equal_single_fits_or_are_refused(tmp_path: Path, name: str) -> None:
     refused, side_by_side = STEP_CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
     if refused is None:
@@ -103,10 +82,3 @@ def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name:
     if many is not None:
         one = trained(name, tmp_path, loop(), None)
         torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_weights_changed_between_rounds_switch_to_fits_with_a_warning(tmp_path: Path) -> None:
-    federation = loop(metrics={"shadow": KeepsModels(coalitions="singles")})
-    with pytest.warns(match="weights or buffers have changed between rounds 1 and 2"):
-        fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

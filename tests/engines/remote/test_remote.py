@@ -132,23 +132,17 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
     "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
     "games": (lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}), {}),
-    "models of coalitions": (shadows, {}),
-    "models of coalitions, FedProx": (
-        partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)),
-        {},
-    ),
     "PFedSV": (partial(judged, partial(PFedSV, "relevance", k=2)), SPLITS),
     "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
     "Ditto": (partial(second_model, partial(Ditto, 0.3, 0.05)), SPLITS),
     "Per-FedAvg": (partial(second_model, partial(PerFedAvg, 0.05, "free")), SPLITS),
-    "judged by the sites": (judging, {"client_val": 0.4}),
     "linear models of coalitions": (
         partial(linear_models, every=2, sampler=UniformSampler(2)),
         {},
     ),
     "FedCE": (lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES), SPLITS),
 }
-SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server", "models of coalitions"}
+SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server"}
 
 
 @pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
@@ -159,6 +153,23 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (shadows, {}),
+        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)), {}),
+        (judging, {"client_val": 0.4}),
+    ],
+)
+def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path, make: Make, options: Any) -> None:
+    """Sites train their own models beside the global one, one process in fits of their own."""
+    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    local = one_process(tmp_path / "a", make, **options)
+    assert torch.equal(remote.state.model(), local.state.model())
+    for name, values in local.contributions.items():
+        torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
 def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
