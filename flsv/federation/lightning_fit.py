@@ -85,7 +85,7 @@ class LightningFit:
         self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.metrics = config, metrics
         self.state, self.run_state = state, run_state
-        self.fitting, self._finished = True, False
+        self.fitting, self._finished, self._epoch_begun = True, False, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
@@ -173,7 +173,7 @@ class LightningFit:
             run_state.configured_options = None
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
-        self.plan.planned(self.state.num_clients, federation.server.games)
+        self.plan.planned(self.state.num_clients, federation.server.games, module)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.boundary = RoundBoundary(trainer, loop)
@@ -181,8 +181,15 @@ class LightningFit:
         shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
+        self._end_hooks = loop_of_fit.on_advance_end
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        self._change(weights, *epoch, *self.average.changes, self._at_the_end(trainer.strategy))
+        self._change(
+            weights,
+            *epoch,
+            (loop_of_fit, "on_advance_end", self.end_hooks),
+            *self.average.changes,
+            self._at_the_end(trainer.strategy),
+        )
 
     # ---- the state of the fit
 
@@ -284,6 +291,15 @@ class LightningFit:
         if self.boundary is not None and not self.within_round:
             self.boundary.remember()
 
+    def end_hooks(self) -> None:
+        """Let Lightning call the hooks of an epoch's end; then score the module, if metrics value the round."""
+        self._end_hooks()
+        self._score_round()
+
+    def _score_round(self) -> None:
+        if self._epoch_begun and self.boundary is not None and not self.within_round:
+            self.plan.end_round(self.trainer.lightning_module, self.state.round_index - 1, self.trainer.validating)
+
     def begin_validation(self) -> None:
         """Discard an unfinished round before validation, so that the module holds the global model."""
         if self.fitting and self.within_round:
@@ -299,7 +315,8 @@ class LightningFit:
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """Return the state of clients, optimizers and files that the next round needs."""
+        """Return the state of clients, optimizers and files that the next round needs; score the round first."""
+        self._score_round()
         engine = None if self.federation is None else self.federation.engine
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 

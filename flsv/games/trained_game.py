@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.core.fields import TrainedCoalitions
@@ -69,10 +70,19 @@ class TrainedGame:
         return self._trained.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``."""
+        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``. They are NaN
+        for the full coalition if it is scored only when all hooks of the round have been called."""
+        if self._trained.before is not None and not self._evaluator.asks_clients:
+            before = self._trained.before(self._measure)
+            self.outputs = None if self.by is None else _and_nan(before.outputs)
+            return _and_nan(utility_of(before, self._measure))
         build = self._trained.builder(masks)
         if self.by is None:
             return self._fallback(build, len(masks))
         scores = self._evaluator.evaluate(build, len(masks), keep=True)
         self.outputs = scores.outputs
         return utility_of(scores, self._measure)
+
+
+def _and_nan(first: Tensor) -> Tensor:
+    return torch.cat([first, torch.full_like(first, torch.nan)])

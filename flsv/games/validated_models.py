@@ -94,13 +94,14 @@ class ValidatedModels(VectorEvaluator):
         return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
 
     @torch.no_grad()
-    def live(self, module: nn.Module, after_round: bool = False, keep: bool = False) -> Scores:
+    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
         """Return the values that the fit's own validation has just logged, if it has validated all samples after this
         round, or else those of a validation of the module as it is; see :meth:`VectorEvaluator.live`."""
         trainer: Any = self._trainer
         logged = dict(trainer.callback_metrics)
-        own = after_round and trainer.limit_val_batches == 1.0 and not trainer.overfit_batches
-        if not own or not trainer.fit_loop.epoch_loop._should_check_val_epoch() or not logged.keys() >= {*self._names}:
+        every = trainer.check_val_every_n_epoch or 1
+        whole = trainer.limit_val_batches == 1.0 and not trainer.overfit_batches
+        if after_round is None or (after_round + 1) % every or not whole or not {*self._names} <= logged.keys():
             with self._validation(None) as run:
                 logged = run.logged()
         return Scores({n: torch.tensor([value], dtype=torch.float64) for n, value in self._numbers(logged).items()})

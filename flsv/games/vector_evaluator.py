@@ -47,13 +47,13 @@ class VectorEvaluator(ABC):
         chunk of models in memory at a time.
         """
 
-    def live(self, module: nn.Module, after_round: bool = False, keep: bool = False) -> Scores:
+    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
         """Compute the scores of the fit's module as it is, with all state that hooks have given it.
 
         Args:
             module: the fit's module.
-            after_round: whether a round has just ended, so that the values that the fit's own validation has logged
-                are those of the module.
+            after_round: the index of the round that has just ended, so that the values that the fit's own validation
+                has logged are those of the module; None: they are not.
             keep: whether the scores also hold the outputs.
         """
         return self(self.space.read(module)[None])

@@ -21,7 +21,6 @@ from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.games.vector_evaluator import row_builder
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.train_fits import train_fits
@@ -74,6 +73,20 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures | classes
 
 
+def deliver(metric: ShadowShapley, games: Any, module: L.LightningModule, after_round: int | None) -> None:
+    """Give a metric the score of the run's module as it is, which is the full coalition's after the last round.
+
+    Args:
+        metric: the metric.
+        games: the run's :class:`flsv.games.CoalitionGames`.
+        module: the run's module.
+        after_round: see :meth:`flsv.games.vector_evaluator.VectorEvaluator.live`.
+    """
+    scores = games.evaluator_of(metric.measured_by).live(module, after_round, keep=True)
+    outputs = None if scores.outputs is None else scores.outputs[0]
+    metric.deliver(utility_of(scores, metric.measured_by)[0], outputs)
+
+
 class AfterTheRun:
     """Training of coalitions after a run, each by a fit of its own, for metrics whose values need their models.
 
@@ -124,8 +137,9 @@ class AfterTheRun:
             return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            if metric.valued[-1] == run.last and not torch.equal(run.model, run.delivered):
-                self._deliver(metric, run)
+            changed = not torch.equal(run.model, run.delivered)
+            if metric.valued[-1] == run.last and (changed or metric.judges == "server"):
+                deliver(metric, run.games, run.trainer.lightning_module, None if changed else run.last)
             for index, values in self._complete(metric, store, coalitions, run, scores[name]).items():
                 found[index][name] = values
         return found
@@ -135,13 +149,6 @@ class AfterTheRun:
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
-
-    def _deliver(self, metric: ShadowShapley, run: EndedRun) -> None:
-        """Score the model that hooks have changed after the last round, as an average of weights does."""
-        evaluator = run.games.evaluator_of(metric.measured_by)
-        keep = {"keep": True} if len(metric.outputs) else {}
-        scores = evaluator.evaluate(row_builder(run.delivered[None]), 1, **keep)
-        metric.deliver(utility_of(scores, metric.measured_by)[0], None if scores.outputs is None else scores.outputs[0])
 
     def _complete(
         self,

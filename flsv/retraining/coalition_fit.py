@@ -152,13 +152,13 @@ class CoalitionScoring(GlobalModelScoring):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Store the module's weights after training; if they differ from the last round's global model, score them, and
-        replace the last round's scores."""
+        """Store the module's weights after training, and replace the last round's scores by those of the module after
+        all hooks of the end."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
-        if self.last == self._order.rounds[-1] and not torch.equal(self.delivered, self.models[0]):
-            self._score(module, self.last)
+        if self.last == self._order.rounds[-1]:
+            self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training.

@@ -7,7 +7,7 @@ models beside their own instead, as rows of one batched model (:mod:`flsv.retrai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,12 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.copy_module import copy_module
+from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, deliver, measures_of
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
@@ -88,6 +88,8 @@ class CoalitionPlan:
         self._loaded: dict[str, Any] | None = None
         self._elsewhere, self._seed = False, 0
         self._cohort: float | None = None
+        self._ends: _Ends | None = None
+        self._scored: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: its models before and after the first round, and those of the
@@ -198,22 +200,27 @@ class CoalitionPlan:
         if not whole_layers(masks) or len(masks) == 2**num_clients:
             for metric in self._metrics.values():
                 metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
-        start = copy_module(module)
-        start.load_state_dict(self._initial)
-        return [_Ends(self, space.read(start), weights)]
+        with lent(module):
+            module.load_state_dict(self._initial, strict=False)
+            nobody = space.read(module)
+        self._ends = _Ends(self, nobody, weights)
+        return [self._ends]
 
     # ---- what is said
 
-    def planned(self, num_clients: int, games: Any) -> None:
-        """Log how the coalitions are trained, and at what cost.
+    def planned(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
+        """Score the module before training, and log how the coalitions are trained, and at what cost.
 
         Args:
             num_clients: n, the number of clients.
             games: the run's :class:`flsv.games.CoalitionGames`.
+            module: the run's module.
         """
         if not self._metrics:
             return
-        masks = self.masks(num_clients)
+        self._games, masks = games, self.masks(num_clients)
+        if self._ends is not None:
+            self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
         if self._elsewhere:
             text += " trained by the sites, beside their own models"
@@ -259,6 +266,21 @@ class CoalitionPlan:
                 )
         return lines
 
+    def end_round(self, module: L.LightningModule, index: int, validating: bool = False) -> None:
+        """Score the run's module as it is after a round, for the metrics that have a value there.
+
+        Args:
+            module: the run's module, with the global model.
+            index: the round's index.
+            validating: whether further hooks of the round will be called, after which this function is called again.
+        """
+        if self._ends is None or self._elsewhere or index == self._scored:
+            return
+        self._scored = None if validating else index
+        for metric in self._metrics.values():
+            if index in metric.valued[-1:] and not self._games.evaluator_of(metric.measured_by).asks_clients:
+                deliver(metric, self._games, module, index)
+
     # ---- after the last round
 
     @property
@@ -300,10 +322,20 @@ class _Ends(Strategy):
 
     def __init__(self, plan: CoalitionPlan, nobody: Tensor, weights: Callable[[], Tensor]) -> None:
         self._plan, self._nobody, self._weights = plan, nobody, weights
+        self._before: dict[Any, Any] = {}
+
+    def score(self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]) -> None:
+        """Score the module with its initial weights by each measure."""
+        evaluators = {measure: games.evaluator_of(measure) for measure in measures}
+        with lent(module):
+            module.load_state_dict(initial, strict=False)
+            for measure, evaluator in evaluators.items():
+                if not evaluator.asks_clients:
+                    self._before[measure] = evaluator.live(module, keep=True)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
         self._plan.note_first(round)
         weights = self._weights()
         trained = round.trained or ends_of(self._nobody, round.server_vector, len(weights))  # or those of sites
-        return replace(trained, weights=weights)
+        return replace(trained, weights=weights, before=None if round.trained else self._before.__getitem__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -21,7 +21,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import VectorEvaluator, row_builder
+from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -92,6 +92,7 @@ class GlobalModelScoring(L.Callback):
             self.initial = copy.deepcopy(pl_module.state_dict())
         else:
             pl_module.load_state_dict(self.initial)
+        call_after(trainer.fit_loop, "on_advance_end", lambda: self._end_round(trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callback: Any  # a FederatedLoop, of a higher layer
@@ -107,36 +108,43 @@ class GlobalModelScoring(L.Callback):
         seed = 0 if loop is None else loop.state.seed
         self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
         self.models = self.space.read(pl_module).expand(2, -1).clone()
-        self.before = self._evaluated(self.models[1:])
+        self.before = self._evaluated(pl_module)
         self.seconds += time.perf_counter() - start
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._rounds is None or trainer.current_epoch not in self._rounds:
+    def _end_round(self, trainer: L.Trainer) -> None:
+        """Score the model when all hooks of a round have been called."""
+        index = trainer.current_epoch - 1
+        if self._rounds is None or index not in self._rounds:
             return
-        self._score(pl_module, trainer.current_epoch)
-        if trainer.current_epoch == self._rounds[-1]:
+        self._score(trainer.lightning_module, index, after_round=index)
+        if index == self._rounds[-1]:
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._rounds is None:
             self._score(pl_module, trainer.current_epoch - 1)
 
-    def _evaluated(self, models: torch.Tensor) -> list[Scores]:
-        # Clones: a forward pass may change weights, as an embedding's with max_norm does.
-        build = row_builder(models.clone())
-        return [
-            each.evaluate(build, len(models), keep=True)
-            if isinstance(each, ModelEvaluator)
-            else each.evaluate(build, len(models))
-            for each in self._evaluators
-        ]
+    def _evaluated(self, module: L.LightningModule, after_round: int | None = None) -> list[Scores]:
+        return [each.live(module, after_round, keep=True) for each in self._evaluators]
 
-    def _score(self, module: L.LightningModule, index: int) -> None:
+    def _score(self, module: L.LightningModule, index: int, after_round: int | None = None) -> None:
         start = time.perf_counter()
         self.models[0] = self.space.read(module)
-        self.after[index] = self._evaluated(self.models[:1])
+        self.after[index] = self._evaluated(module, after_round)
         self.last = index
         self.seconds += time.perf_counter() - start
+
+
+def call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
+    """Replace a method by one that calls the method and then ``function``."""
+    method = getattr(owner, name)
+
+    def both(*arguments: Any) -> Any:
+        found = method(*arguments)
+        function()
+        return found
+
+    setattr(owner, name, both)
 
 
 def make_evaluator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import multiprocessing
 import os
 import random
@@ -17,7 +18,9 @@ from contextlib import suppress
 import torch
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+#: The C library; None where a process cannot be forked.
+LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_FIXED = 0x10  # MAP_FIXED
 #: Classes of threads that may run at a fork: TensorBoard's writer and the monitor of progress bars hold no lock that a
 #: child needs.
 _HARMLESS = ("_AsyncWriterThread", "TMonitor")
@@ -36,7 +39,7 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
         >>> why_not_fork() is None or "process" in why_not_fork()
         True
     """
-    if _LIBC is None:
+    if LIBC is None:
         return "processes are forked on Linux only"
     if device is not None and device.type != "cpu":
         return "a process that uses an accelerator cannot be forked"
@@ -88,8 +91,8 @@ def quiet_fork() -> int:
     """Fork this process and return, like ``os.fork``, the child's process id, or 0 in the child. The child writes no
     output, ends when this process ends, and is alone in its process group.
 
-    The child starts with the state of this process, including global random generators and positions in open files, and
-    changes none of it. It must end by ``os._exit``."""
+    The child starts with the state of this process, including global random generators, open files and shared memory,
+    and changes none of it. It must end by ``os._exit``."""
     parent, drawn = os.getpid(), random.getstate()
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -109,7 +112,8 @@ def quiet_fork() -> int:
         for standard in range(3):
             os.dup2(null, standard)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        _own_positions()
+        _own_memory()
+        _own_descriptors()
         torch.set_num_threads(1)  # a pool of threads does not outlive a fork
         os.close(write)
     except BaseException:
@@ -125,17 +129,18 @@ def as_a_child(parent: int) -> None:
         parent: the parent's process id.
     """
     os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
-    if _LIBC is not None:
-        _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if LIBC is not None:
+        LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _own_positions() -> None:
-    """Reopen all regular files that are open for reading. Until then a fork shares its position in a file with its
-    parent: if one reads, the other's position moves."""
+def _own_descriptors() -> None:
+    """Reopen all regular files that are open for reading, put copies of their contents in place of those that are open
+    for reading and writing, and let those for writing alone lead nowhere. Until then a fork shares files and positions
+    in them with its parent."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"
@@ -145,8 +150,34 @@ def _own_positions() -> None:
             if not os.path.isfile(f"{folder}/{name}"):
                 continue
             flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
-            if flags & os.O_ACCMODE == os.O_RDONLY:
-                own = os.open(f"{folder}/{name}", os.O_RDONLY)
-                os.lseek(own, place, os.SEEK_SET)
-                os.dup2(own, number)
-                os.close(own)
+            if flags & os.O_ACCMODE == os.O_RDWR:
+                own = os.memfd_create(name)
+                size = os.fstat(number).st_size
+                while (done := os.lseek(own, 0, os.SEEK_END)) < size and os.sendfile(own, number, done, size - done):
+                    pass
+            else:
+                read = flags & os.O_ACCMODE == os.O_RDONLY
+                own = os.open(f"{folder}/{name}" if read else os.devnull, flags & os.O_ACCMODE)
+            os.lseek(own, place, os.SEEK_SET)
+            fcntl.fcntl(own, fcntl.F_SETFL, flags)
+            os.dup2(own, number)
+            os.close(own)
+
+
+def _own_memory() -> None:
+    """Put private copies in place of all memory that this process shares with its parent, and of files in memory that
+    it can write."""
+    maps = "/proc/self/maps"
+    for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
+        place, rights, offset, _, _, *path = line.split(maxsplit=5)
+        if not rights.startswith("rw-s") or (path and path[0].startswith(("/dev/dri", "/dev/nvidia"))):
+            continue
+        start, end = (int(each, 16) for each in place.split("-"))
+        file = os.open(path[0], os.O_RDONLY) if path and os.path.isfile(path[0]) else -1
+        before = ctypes.string_at(start, end - start) if file < 0 else b""
+        kind = _FIXED | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
+        sizes = (ctypes.c_size_t(end - start), mmap.PROT_READ | mmap.PROT_WRITE, kind, file)
+        LIBC.mmap(ctypes.c_void_p(start), *sizes, ctypes.c_long(int(offset, 16) if file >= 0 else 0))
+        ctypes.memmove(start, before, len(before))
+        if file >= 0:
+            os.close(file)
