@@ -27,21 +27,21 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (45_200, 38_000),
-    "of these of guides": (13_360, 12_000),
-    "lines of tests": (39_230, 31_000),
-    "lines of tools": (7_120, 4_500),
-    "scripts in tools": (33, 25),
-    "lines of flsv": (34_730, 28_000),
+    "words of all pages": (43_980, 38_000),
+    "of these of guides": (13_040, 12_000),
+    "lines of tests": (38_260, 31_000),
+    "lines of tools": (5_940, 4_500),
+    "scripts in tools": (30, 25),
+    "lines of flsv": (33_740, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_310, 1_500), "core": (1_230, None),
-    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
-    "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
-    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_440, None),
+    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_040, 1_500), "core": (1_220, None),
+    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_090, None), "functional": (2_910, 2_800),
+    "games": (1_500, 1_500), "metrics": (2_050, 1_900), "models": (720, None), "outside": (530, None),
+    "personalization": (690, None), "report": (1_400, None), "results": (1_280, None), "retraining": (2_440, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
-    "utilities": (1_350, None), "valuation": (680, None),
+    "utilities": (1_300, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")

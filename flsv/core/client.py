@@ -84,8 +84,6 @@ class Channel:
         """Count the messages in ``plain``, a result of :meth:`pop_since`, as the earliest messages of this round."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
-    taken_out, put_first = pop_since, prepend  # the names before 1.1
-
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Count no messages within this context. Use it for questions to clients that only a simulation asks."""

@@ -219,8 +219,6 @@ class LocalData:
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
 
-    visit = set_models  # the name before 1.1
-
     @property
     def tell(self) -> Tell | None:
         """Return the function with which this client falsifies the numbers that it reports in this round, see

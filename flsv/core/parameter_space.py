@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
-from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -120,9 +119,6 @@ class ParameterSpace:
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
-
-    apart_head = property(attrgetter("unshared_head"), doc="Alias of ``unshared_head``, its name before 1.1.")
-    left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
         """Copy the module's state into ``out``, a vector of length :attr:`size` (None: a new vector), and return it."""

@@ -86,7 +86,7 @@ class FederationState:
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
         start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
-            :mod:`flsv.federation.learned`.
+            :mod:`flsv.federation.performances`.
         run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.

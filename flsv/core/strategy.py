@@ -62,9 +62,6 @@ class FederationInfo:
     filters: Sequence[Any] = ()
 
 
-Federation = FederationInfo  # the name before 1.1
-
-
 class Component(ValidatedArguments, ABC):
     """Base class of strategies and filters: :meth:`begin` is called before the first round, and the state is saved in
     checkpoints. ``repr`` shows the constructor's arguments."""

@@ -344,7 +344,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
-    board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
     clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
@@ -365,11 +364,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return a list of groups of clients whose updates are copies of each other. A group of one client means that
         the client sent back the server's last step."""
         return copies_in(self.events)
-
-    @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:

@@ -20,7 +20,7 @@ from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
-from flsv.federation.learned import initial_scores, learning_record
+from flsv.federation.performances import learning_record, performances
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
@@ -191,7 +191,7 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether the output includes the test of whether the model is better than a constant answer."""
+        """Return whether the output includes the model's performance at the start and the end."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
@@ -200,11 +200,11 @@ class RunReports:
     def look_at_start(self) -> None:
         """Store the model's performance before the first round, by each metric's measure, in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
-            self._state.start = initial_scores(self._trainer, self._federation)
+            self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
         """Make the run's final result, and pass it to all sinks."""
-        result = self._result(learning_record(self._trainer, self._federation) if self._learning_is_told else {})
+        result = self._result(learning_record(self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
 

@@ -21,7 +21,7 @@ from flsv.core.state import GLOBAL_MODEL
 from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import check_agreement
-from flsv.metrics import ContributionMetric, PrivacyLoss
+from flsv.metrics import PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -86,11 +86,6 @@ class FederationRun:
         """Return the map between the module and its vectors ``[P]``."""
         return self.engine.space
 
-    @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self.server.games is None else self.server.games.total_evaluations
-
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
@@ -124,9 +119,6 @@ class FederationRun:
         """
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
-        for metric in self.metrics.metrics.values():
-            if isinstance(metric, ContributionMetric):
-                metric.check_server(self.engine.manager.server, self.state.model())
         self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:

@@ -106,6 +106,3 @@ class Cohort:
     def warn(self, *sentences: str) -> Cohort:
         """Return the cohort with ``sentences`` added to the round's warning."""
         return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
-
-    say = warn  # its name in 1.0, until 2.0
-    said = property(lambda self: self.warnings)  # likewise

@@ -12,9 +12,18 @@ from flsv.core import ClientMatrix
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
-from flsv.functional.free_riders import ECHO, last_step_similarity
-from flsv.functional.isolated_groups import GAP, isolated_groups
+from flsv.functional.copies import (
+    ALIKE,
+    ECHO,
+    GAP,
+    ROUNDS,
+    SPEAKING,
+    groups_of,
+    isolated_groups,
+    last_step_similarity,
+    same_group_pairs,
+    similarities,
+)
 
 COPY, ECHOING = "copy", "echo"
 
@@ -35,7 +44,7 @@ class CopyFilter(UpdateFilter):
         gap: a group counts as copies if its members are more similar to each other than to other clients by at least
             this difference, in (0, 2], in the first three rounds in which they take part together, in cohorts of six or
             more clients. None: do not use this rule.
-        echo: mean of :func:`flsv.functional.free_riders.last_step_similarity`, in (0, 1], from which on a client
+        echo: mean of :func:`flsv.functional.copies.last_step_similarity`, in (0, 1], from which on a client
             counts as sending the server's last step back. None: do not use this rule.
 
     Raises:

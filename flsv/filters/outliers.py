@@ -147,6 +147,3 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
     return tuple(filters) if places else (OutlierFilter(threshold=None), *filters)
-
-
-with_guard = with_finite_check  # its name in 1.0, until 2.0

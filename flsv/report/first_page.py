@@ -22,6 +22,7 @@ from flsv.report.shares import AMOUNTS, Shares
 from flsv.results.text import (
     NONE,
     WORDS,
+    beside,
     by_value,
     ends_of,
     joined,
@@ -246,11 +247,9 @@ class FirstPage:
         return SAY["shown"].format(len(self.shown), self.run.num_clients, file)
 
     def _order(self, basis: Basis) -> list[str]:
-        """Return sentences on who contributed most and least; an empty list if the values may be due to chance."""
-        if self.state.chance:
-            return []
+        """Return sentences on who contributed most and least."""
         names = [self.run.label(client) for client in range(self.run.num_clients)]
-        return ranking(names, (basis.values, basis.low, basis.high), basis.name, {})
+        return ranking(names, (basis.values, basis.low, basis.high), basis.name)
 
     def _bars(self, basis: Basis) -> Markup:
         values, low, high = self._of_shown(basis.values, basis.low, basis.high)
@@ -275,6 +274,7 @@ class FirstPage:
             return Markup("")
         by = titled(game["by"])
         start, end = (performance(game["by"], self._note(f"{by} at the {x}", game[x])) for x in ("start", "end"))
+        end += beside(game)
         plain = titled(game["by"], "plain")
         if self.said["progress"] == "waterfall":
             assert self.basis is not None

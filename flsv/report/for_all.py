@@ -78,7 +78,6 @@ def _measured(run: Run) -> Markup:
     lines = {
         "algorithm": facts.algorithm(run),
         "unmeasured": ", ".join(unmeasured),
-        "not_known": run.record.get("not_known"),
         "at_fault": run.named,
         "logged_last": last,
     }

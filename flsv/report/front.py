@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from flsv.report.basis import RETRAINED, Basis
 from flsv.report.reading import Run
-from flsv.results.text import WORDS, percent, titled
+from flsv.results.text import WORDS, percent
 
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
 MOSTLY = 0.7
@@ -34,9 +34,7 @@ class State:
         retrained: whether the values are of ``flsv retrain`` rather than of the run itself.
         anybody: whether any client has taken part.
         ended: whether the run has ended.
-        chance: whether the model is not better than a constant prediction, by the performance whose change the values
-            distribute among the clients.
-        one_class: whether this performance is the accuracy on validation samples that are mostly of one class.
+        one_class: whether the values distribute the accuracy on validation samples that are mostly of one class.
         judged: whether models were scored on the clients' own validation samples.
         brackets: whether the values have intervals.
         spread: whether it is known which fraction of a payment would go to other clients with other seeds.
@@ -52,7 +50,6 @@ class State:
     retrained: bool = False
     anybody: bool = True
     ended: bool = True
-    chance: bool = False
     one_class: bool = False
     judged: bool = False
     brackets: bool = False
@@ -71,7 +68,6 @@ class State:
         if self.source == "nothing":
             return ""
         obstacles = {
-            "constant": self.chance,
             self.source: self.source not in PAYABLE,
             "unfinished": not self.ended and not self.retrained,
             "metric": self.source == "metric",
@@ -84,13 +80,13 @@ class State:
     @property
     def payable(self) -> bool:
         """Return whether shares are shown beside the values: always if there is a budget; otherwise only if ``source``
-        is in :data:`PAYABLE` and the model is better than a constant prediction."""
-        return self.budget or (self.source in PAYABLE and not self.chance)
+        is in :data:`PAYABLE`."""
+        return self.budget or self.source in PAYABLE
 
     @property
     def warns(self) -> bool:
         """Return whether the sentence on payment is set off as a warning."""
-        return self.chance or (self.budget and self.fitness in ("rounds", "unsuitable", "metric", "one_class"))
+        return self.budget and self.fitness in ("rounds", "unsuitable", "metric", "one_class")
 
 
 class Sentence(NamedTuple):
@@ -116,19 +112,13 @@ SENTENCES = (
     *map(
         _fitness,
         (
-            *("constant", "rounds", "unsuitable", "ranking", "unfinished", "metric", "one_class", "one_seed"),
+            *("rounds", "unsuitable", "ranking", "unfinished", "metric", "one_class", "one_seed"),
             *("judged", "seeds"),
         ),
     ),
-    Sentence("other_seeds", "certainty", lambda s: s.payable and s.source in PAYABLE and s.spread),
-    Sentence(
-        "trials_metric", "certainty", lambda s: s.payable and s.source == "metric" and not s.spread and not s.chance
-    ),
-    Sentence(
-        "trials_seeds",
-        "certainty",
-        lambda s: s.payable and s.source in ("one seed", "seeds") and not s.spread and not s.chance,
-    ),
+    Sentence("other_seeds", "certainty", lambda s: s.source in PAYABLE and s.spread),
+    Sentence("trials_metric", "certainty", lambda s: s.source == "metric" and not s.spread),
+    Sentence("trials_seeds", "certainty", lambda s: s.source in ("one seed", "seeds") and not s.spread),
     Sentence("values_of", "source", lambda s: s.source != "nothing"),
     Sentence("no_metric", "source", lambda s: s.source == "nothing"),
     Sentence("brackets", "brackets", lambda s: s.brackets),
@@ -150,18 +140,6 @@ def sentences(state: State) -> dict[str, str]:
         ('metric', 'seeds')
     """
     return {each.question: each.name for each in SENTENCES if each.when(state)}
-
-
-def at_chance(run: Run, basis: Basis | None) -> list[str]:
-    """Return the names of the performances in which the model is not better than a constant prediction.
-
-    Only the performance whose change ``basis`` distributes among the clients is considered, or, if the run did not test
-    it against a constant prediction, all performances of the run.
-    """
-    games = run.record.get("paid_in", {})
-    by = "" if basis is None else basis.by.partition(" (")[0]
-    own = [game for game in games.values() if game["by"] == by and game["told_apart"] is not None]
-    return list({game["by"]: None for game in own or games.values() if game["told_apart"] is False})
 
 
 def source_of(run: Run, basis: Basis | None) -> Source:
@@ -188,7 +166,6 @@ def state_of(run: Run, basis: Basis | None, **known: bool) -> State:
         retrained=basis is not None and basis.key == RETRAINED,
         anybody=bool(run.rounds),
         ended=run.ended,
-        chance=basis is not None and bool(at_chance(run, basis)),
         one_class=basis is not None and basis.majority >= MOSTLY,
         judged=basis is not None and basis.judged,
         brackets=basis is not None and basis.brackets,
@@ -203,7 +180,6 @@ def fitness(run: Run, basis: Basis) -> str:
     """Return a sentence on whether the values of ``basis`` are suitable as a basis for payment."""
     name = state_of(run, basis).fitness
     facts = {
-        "constant": " and ".join(titled(by, "plain") for by in at_chance(run, basis)),
         "rounds": run.record.get("of_rounds"),
         "unsuitable": basis.key,
         "one_class": percent(basis.majority),

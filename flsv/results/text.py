@@ -127,7 +127,6 @@ def ranking(
     names: Sequence[str],
     ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
     metric: str,
-    record: Mapping[str, Any],
 ) -> list[str]:
     """Return a list with one sentence on the clients that contributed most and least. Clients whose interval overlaps
     the interval of the client with the highest (or lowest) value are named together with this client.
@@ -137,17 +136,13 @@ def ranking(
         ends: the clients' values, and the low and high ends of their intervals, ``[n]`` each. Values that round to the
             same text count as equal.
         metric: the name of the metric with these values.
-        record: the run's learning record; if the values may be due to chance, the list is empty.
 
     Example:
         >>> ends = [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]
-        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv", {})
+        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv")
         ['By sv, Zürich or Genève contributed most, Bern least.']
     """
     values, low, high = ends
-    games = record.get("paid_in", {})
-    if any(games[name]["told_apart"] is False for name in (metric, "") if name in games):
-        return []
     order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
     if len({shown[i] for i in order}) < 2:
         return [f"By {metric}, all clients contributed the same."] if len(order) > 1 else []
@@ -224,6 +219,12 @@ def change(by: str, start: float | None, end: float | None) -> str:
         return f"{title}{where} stayed at {last}"
     verb = "rose" if rise > 0 else "fell"
     return f"{title}{where} {verb} from {first} to {last}"
+
+
+def beside(game: Mapping[str, Any]) -> str:
+    """Return what to add to a performance: the score of the most frequent class alone; "" if it is not known."""
+    majority = game.get("majority")
+    return "" if majority is None else f" (the most frequent class alone: {percent(majority)})"
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:

@@ -19,6 +19,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
+from flsv.functional.own_models import doubtful_own_models
 from flsv.retraining.coalition_rows import CoalitionRows, not_the_same
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
@@ -29,6 +30,8 @@ from flsv.utilities.host_copies import to_host
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Largest size in bytes of the coalitions' models, at the server and in messages, with which they are trained as rows.
 MOST_BYTES = 2**32
+#: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
+SAME = 0.01
 
 
 def not_as_rows(trainer: L.Trainer, config: FederationConfig, masks: Tensor) -> str | None:
@@ -98,7 +101,7 @@ class ShadowTraining(ClientAlgorithm):
 
     sends = (ROWS,)
     reports = (TRAINED,)
-    saved = ("_rows", "_initial")
+    saved = ("_rows", "_initial", "_moved")
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class ShadowTraining(ClientAlgorithm):
         self._set_up(federation)
         self._left = self._initial = federation.global_vector.clone()
         self._rows = self._initial.expand(len(self._members), -1).clone()
+        self._moved = torch.zeros_like(self._rows[:1]).repeat(federation.num_clients, 1)
         self._servers = servers_of(federation, self._members, self._rows)
 
     def resume(self, federation: FederationInfo) -> None:
@@ -145,6 +149,7 @@ class ShadowTraining(ClientAlgorithm):
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        self._note = state.note
         left, self._left = self._left, None  # looked at once in a round: the host waits for the device
         if left is not None and not torch.equal(left, state.model()):
             between = f"between rounds {state.round_index} and {state.round_index + 1}"
@@ -172,7 +177,28 @@ class ShadowTraining(ClientAlgorithm):
                 places = self._places[client].to(rows.device)
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
             self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
+        self._doubt(round, sent)
         self._updates, self._left = (), round.server_vector
+
+    def _doubt(self, round: Round, sent: Mapping[int, Tensor]) -> None:
+        """Note the clients whose model of them alone does not look as if they had trained it."""
+        alone = self._members.sum(1) == 1
+        if int(alone.sum()) < self._members.shape[1]:
+            return
+        own, order = self._rows[alone.to(self._rows.device)], self._members[alone].int().argmax(1).argsort()
+        self._moved = self._moved.to(own)
+        for update in self._updates:
+            moved = (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0)
+            self._moved[update.client_id] += moved
+            if round.round_index == 0:  # both are the same training
+                client = update.client_id
+                row = sent[client][(self._members[self._places[client]].sum(1) == 1).to(own.device), 1:][0]
+                if (row - update.vector).norm() > SAME * moved.norm():
+                    self._note(client, "its own model is not its first update")
+        if round.round_index:
+            initial, known = self._initial.to(own), round.global_vector  # the last model that clients have seen
+            for client, why in doubtful_own_models(own[order], initial, known, self._moved).items():
+                self._note(client, why)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None

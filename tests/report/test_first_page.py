@@ -62,7 +62,7 @@ CONTRADICT = [
     ({"seeds", "judged"}, {"not_ended", "trials_metric", "no_brackets", "no_metric"}),
     ({"one_seed"}, {"other_seeds", "no_metric", "not_ended"}),
     ({"metric"}, {"trials_seeds", "not_ended_retrained", "faulty_retrained"}),
-    ({"constant", "rounds", "unsuitable", "ranking"}, {"trials_seeds", "trials_metric"}),
+    ({"rounds", "unsuitable", "ranking"}, {"trials_seeds", "trials_metric"}),
     ({"not_ended"}, {"faulty_retrained"}),
     ({"not_ended_retrained"}, {"faulty", "unfinished"}),
     ({"nobody"}, {"not_ended", "not_ended_retrained"}),
@@ -84,9 +84,9 @@ def test_first_page_has_no_contradicting_sentences_for_any_state_of_a_run() -> N
             assert not (here & some and here & others), (state, here)
         assert ("fitness" in questions) == (state.source != "nothing")
         # Whatever speaks against payment, the page does not call it suitable.
-        if state.chance or state.one_class or state.source not in PAYABLE or (not state.ended and not state.retrained):
+        if state.one_class or state.source not in PAYABLE or (not state.ended and not state.retrained):
             assert not here & {"seeds", "judged"}
-    assert count > 10_000
+    assert count > 5_000
     assert shown == {each.name for each in SENTENCES}  # none that no run can show
 
 

@@ -192,21 +192,17 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "told", "said"),
+    ("seeds", "said"),
     [
-        (None, {}, "Not suitable as a basis for payment: no model was trained without any"),
-        ("5", {}, "Not yet suitable as a basis for payment: models without some of the partners"),
-        ("5 6 7", {}, "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
-        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "payment: measured by its share of"),
+        (None, "Not suitable as a basis for payment: no model was trained without any"),
+        ("5", "Not yet suitable as a basis for payment: models without some of the partners"),
+        ("5 6 7", "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
     ],
 )
 def test_first_line_says_whether_values_are_suitable_for_payment(
-    fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
+    fitted: Path, tmp_path: Path, seeds: str | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = part(fitted, tmp_path / "run", "sv")
-    if told:
-        known = json.loads((folder / "run.json").read_text())["paid_in"]["sv"]
-        retold(folder, paid_in={"sv": known | told["paid_in"]["sv"]})
     if seeds is not None:
         lines = [f"{i},{i},accuracy,{i},{i},{i},0.3,nan,{seeds},2\n" for i in range(3)]
         (folder / "retrained.csv").write_text(RETRAINED + "".join(lines))

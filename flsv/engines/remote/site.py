@@ -39,11 +39,10 @@ QUESTIONS = (
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
-    "flsv.games.proxy_game:linear_statistics",
 )
 #: Those of QUESTIONS whose answers reveal samples without noise. A site whose updates are private refuses them; a
 #: server with the same settings does not ask them.
-WITHOUT_NOISE = ("flsv.games.judges:judge", "flsv.games.proxy_game:linear_statistics")
+WITHOUT_NOISE = ("flsv.games.judges:judge",)
 #: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}

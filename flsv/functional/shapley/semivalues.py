@@ -31,7 +31,6 @@ from flsv.functional.shapley.game import ShapleyEstimate
 from flsv.functional.shapley.gtg import gtg_shapley
 from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress
@@ -48,7 +47,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "stratified": stratified_shapley,
     "complementary": complementary_shapley,
     "difference": difference_shapley,
-    "regression": regression_shapley,
     "surrogate": surrogate_shapley,
     "gtg": gtg_shapley,
     "leave_one_out": leave_one_out,
