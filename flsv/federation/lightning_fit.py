@@ -183,13 +183,8 @@ class LightningFit:
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
         self._end_hooks = loop_of_fit.on_advance_end
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        self._change(
-            weights,
-            *epoch,
-            (loop_of_fit, "on_advance_end", self.end_hooks),
-            *self.average.changes,
-            self._at_the_end(trainer.strategy),
-        )
+        hooks = loop_of_fit, "on_advance_end", self.end_hooks
+        self._change(weights, *epoch, hooks, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
 
@@ -296,9 +291,11 @@ class LightningFit:
         self._end_hooks()
         self._score_round()
 
-    def _score_round(self) -> None:
+    def _score_round(self, ended: bool = False) -> None:
         if self._epoch_begun and self.boundary is not None and not self.within_round:
-            self.plan.end_round(self.trainer.lightning_module, self.state.round_index - 1, self.trainer.validating)
+            module, last = self.trainer.lightning_module, self.state.round_index - 1
+            changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
+            self.plan.end_round(module, last, ended or self.trainer.validating, changed)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round before validation, so that the module holds the global model."""
@@ -345,6 +342,7 @@ class LightningFit:
 
         def end() -> None:
             before()
+            self._score_round(ended=True)
             self.finish()
 
         return strategy, "on_train_end", end
@@ -359,9 +357,7 @@ class LightningFit:
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
-            delivered = self.running.space.read(self.trainer.lightning_module)
-            model, last, games = self.state.model(), self.state.round_index - 1, self.running.server.games
-            run = EndedRun(*known, model, last, delivered, self._weights(), games)
+            run = EndedRun(*known, self._weights(), self.running.server.games)
             self.reports.write_late(self.plan.train(run))
         self.reports.finish()
 
@@ -373,6 +369,7 @@ class LightningFit:
     def end(self) -> None:
         """Finish a resumed run that had no round left, if its coalitions still have to be trained."""
         if not self._finished and self.plan.left:
+            self.running.make_games()
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:

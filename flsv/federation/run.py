@@ -117,9 +117,13 @@ class FederationRun:
             buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None: those of the
                 module are kept.
         """
+        self.make_games()
+        self.engine.begin_training(buffers)
+
+    def make_games(self) -> None:
+        """Make the games that metrics play, and try their evaluators."""
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
-        self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
         """Draw the cohort of the next round; called before the round's batches are made."""

@@ -17,7 +17,6 @@ from flsv._lightning.rounding import rounding_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.trained_game import OutputScore
@@ -43,9 +42,6 @@ class EndedRun:
         folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
         settings: the settings that these utilities depend on.
         resumed: whether the run was resumed, so that utilities that are already in the folder belong to it.
-        model: ``[P]``, the global model after the last round.
-        last: the index of that round.
-        delivered: ``[P]``, the model in the module after training, which callbacks may have changed.
         weights: ``[n]``, the clients' weights in the federation's average.
         games: the run's :class:`flsv.games.CoalitionGames`.
     """
@@ -56,9 +52,6 @@ class EndedRun:
     folder: Path | None
     settings: Mapping[str, str]
     resumed: bool
-    model: Tensor
-    last: int
-    delivered: Tensor
     weights: Tensor
     games: Any
 
@@ -71,20 +64,6 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
     return measures | classes
-
-
-def deliver(metric: ShadowShapley, games: Any, module: L.LightningModule, after_round: int | None) -> None:
-    """Give a metric the score of the run's module as it is, which is the full coalition's after the last round.
-
-    Args:
-        metric: the metric.
-        games: the run's :class:`flsv.games.CoalitionGames`.
-        module: the run's module.
-        after_round: see :meth:`flsv.games.vector_evaluator.VectorEvaluator.live`.
-    """
-    scores = games.evaluator_of(metric.measured_by).live(module, after_round, keep=True)
-    outputs = None if scores.outputs is None else scores.outputs[0]
-    metric.deliver(utility_of(scores, metric.measured_by)[0], outputs)
 
 
 class AfterTheRun:
@@ -137,9 +116,6 @@ class AfterTheRun:
             return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            changed = not torch.equal(run.model, run.delivered)
-            if metric.valued[-1] == run.last and (changed or metric.judges == "server"):
-                deliver(metric, run.games, run.trainer.lightning_module, None if changed else run.last)
             for index, values in self._complete(metric, store, coalitions, run, scores[name]).items():
                 found[index][name] = values
         return found

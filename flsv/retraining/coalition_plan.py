@@ -21,12 +21,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, EndedRun, deliver, measures_of
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
@@ -266,20 +267,25 @@ class CoalitionPlan:
                 )
         return lines
 
-    def end_round(self, module: L.LightningModule, index: int, validating: bool = False) -> None:
-        """Score the run's module as it is after a round, for the metrics that have a value there.
+    def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
+        """Score the run's module as it is after a round, for the metrics that have a value there: it is the full
+        coalition's.
 
         Args:
             module: the run's module, with the global model.
             index: the round's index.
-            validating: whether further hooks of the round will be called, after which this function is called again.
+            again: whether to score it even if that has been done, or will be, when other hooks have been called.
+            changed: whether hooks at the end of the run have changed its weights.
         """
-        if self._ends is None or self._elsewhere or index == self._scored:
+        if self._ends is None or self._elsewhere or (index == self._scored and not again):
             return
-        self._scored = None if validating else index
+        self._scored = None if again else index
         for metric in self._metrics.values():
-            if index in metric.valued[-1:] and not self._games.evaluator_of(metric.measured_by).asks_clients:
-                deliver(metric, self._games, module, index)
+            evaluator = self._games.evaluator_of(metric.measured_by)
+            if index in metric.valued[-1:] and (changed or not evaluator.asks_clients):
+                scores = evaluator.live(module, None if changed else index, keep=True)
+                outputs = None if scores.outputs is None else scores.outputs[0]
+                metric.deliver(utility_of(scores, metric.measured_by)[0], outputs)
 
     # ---- after the last round
 
