@@ -21,6 +21,8 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 #: The C library; None where a process cannot be forked.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _FIXED = 0x10  # MAP_FIXED
+#: Size in bytes up to which a fork copies a file that is mapped into memory.
+_COPIED = 2**28
 #: Classes of threads that may run at a fork: TensorBoard's writer and the monitor of progress bars hold no lock that a
 #: child needs.
 _HARMLESS = ("_AsyncWriterThread", "TMonitor")
@@ -165,15 +167,16 @@ def _own_descriptors() -> None:
 
 
 def _own_memory() -> None:
-    """Put private copies in place of all memory that this process shares with its parent, and of files in memory that
-    it can write."""
+    """Put private copies in place of all memory that this process shares with its parent. A large file in memory is not
+    copied before this process writes to it."""
     maps = "/proc/self/maps"
     for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
         place, rights, offset, _, _, *path = line.split(maxsplit=5)
         if not rights.startswith("rw-s") or (path and path[0].startswith(("/dev/dri", "/dev/nvidia"))):
             continue
         start, end = (int(each, 16) for each in place.split("-"))
-        file = os.open(path[0], os.O_RDONLY) if path and os.path.isfile(path[0]) else -1
+        large = end - start > _COPIED and path and os.path.isfile(path[0])
+        file = os.open(path[0], os.O_RDONLY) if large else -1
         before = ctypes.string_at(start, end - start) if file < 0 else b""
         kind = _FIXED | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
         sizes = (ctypes.c_size_t(end - start), mmap.PROT_READ | mmap.PROT_WRITE, kind, file)

@@ -17,7 +17,8 @@ from flsv.utilities.forks import LIBC
 
 _NEW_NAMESPACES = (0x00020000, 0x10020000)  # CLONE_NEWNS, which root may, and CLONE_NEWUSER with it
 _PRIVATE, _BIND, _READ_ONLY, _RECURSIVE = 0x44000, 0x1000, 1, 0x8000
-_SYSTEM = frozenset("bin boot dev etc lib lib32 lib64 libx32 lost+found proc run sbin sys usr".split())
+#: Top folders that are only read.
+_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 _SET_MOUNT_ATTRIBUTES = 442
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -60,9 +61,9 @@ def own_view(folders: Iterable[str], own: str) -> None:
 
 
 def no_writes(own: str) -> None:
-    """Let Python raise an error whenever this process opens a file for writing, except in ``own`` and in the folder of
-    temporary files; for systems that do not allow :func:`own_view`."""
-    allowed = tuple(os.path.realpath(each) for each in (own, tempfile.gettempdir(), "/dev"))
+    """Let Python raise an error whenever this process opens a file for writing that is not in ``own``, where temporary
+    files are made from now on; for systems that do not allow :func:`own_view`."""
+    tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
     def check(path: Any) -> None:
         if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(os.fsdecode(path)).startswith(allowed):
@@ -82,8 +83,8 @@ def no_writes(own: str) -> None:
 
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:
-    """Open the top folders, except those of the system, and below them ``folders`` and those on which other file systems
-    are mounted, the outer ones first; return ``{folder: descriptor}``."""
+    """Open the top folders, except those of the system, and below them ``folders`` and those on which other file
+    systems are mounted, the outer ones first; return ``{folder: descriptor}``."""
     tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
