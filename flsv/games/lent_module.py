@@ -10,6 +10,7 @@ from copy import copy
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,9 +36,10 @@ class LentModule:
 
     def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
         constant = set() if space is None else {id(each) for each in space.constants(module).values()}
-        self._flags = [(each, each.requires_grad) for each in module.parameters()]
+        self._gradients = [(each, each.requires_grad, each.grad) for each in module.parameters()]
         found: list[Any] = [each for each in named_tensors(module).values() if id(each) not in constant]
         self._held: list[tuple[Any, Any]] = []
+        self._arrays: list[tuple[Any, Any]] = []
         self._hold(vars(module), found, {*constant, *map(id, found)})
         self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
 
@@ -48,6 +50,8 @@ class LentModule:
         seen.add(id(value))
         if isinstance(value, Tensor):
             tensors.append(value)
+        elif isinstance(value, np.ndarray):
+            self._arrays.append((value, value.copy()))
         elif isinstance(value, dict | list | set | deque | tuple):
             self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
             for each in list(value.values() if isinstance(value, dict) else value):
@@ -62,14 +66,16 @@ class LentModule:
             if not _same(holder, before):
                 holder.clear()
                 (holder.update if isinstance(holder, dict | set) else holder.extend)(before)
+        for array, before in self._arrays:
+            if array.flags.writeable:
+                array[...] = before
         for entry in self._tensors:
             tensor, version, before = entry
             if tensor._version != version:
                 tensor.copy_(before)
                 entry[1] = tensor._version
-        for parameter, flag in self._flags:
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)
+        for parameter, flag, gradient in self._gradients:
+            parameter.requires_grad, parameter.grad = flag, gradient
 
 
 def _of_python(kind: type) -> bool:
@@ -99,6 +105,11 @@ def lent(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[Len
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def module_device(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter or buffer; the CPU if it has none."""
+    return next((tensor.device for tensor in named_tensors(module).values()), torch.device("cpu"))
 
 
 @torch.no_grad()

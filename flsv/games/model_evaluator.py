@@ -18,9 +18,8 @@ from flsv._lightning.evaluation import evaluating, free_cached
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
-from flsv.games.lent_module import LentModule, lent, named_tensors, put_private
+from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
 from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
-from flsv.games.replica import module_device
 from flsv.games.scores import Scores, hits_of, loss_dtype, losses_of, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder

@@ -17,10 +17,10 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.validation import KeptBatches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.coalition_games import CoalitionGames
+from flsv.games.lent_module import module_device
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.replica import module_device
 from flsv.utilities.errors import ConfigurationError
 
 #: Name under which a plain network's loss is logged.

@@ -17,7 +17,6 @@ from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.games.copy_module import copy_module
 from flsv.metrics import PartialFederatedShapley
-from flsv.personalization import FedFomo
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, vector
@@ -130,13 +129,6 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     assert torch.equal(module(x), before)
     assert not torch.allclose(own(x), before)
     assert not any(layer._compiled_call_impl for layer in own.modules())
-
-
-def test_personalizer_refuses_a_module_whose_copy_uses_the_original(tmp_path: Path) -> None:
-    module, data = BOUND["lambda of a list"](), toy_data(server_val=0.2, client_val=0.2)
-    module.may_train = False
-    with pytest.raises(ConfigurationError, match="something that it keeps or calls is bound to the original"):
-        fit(FederatedLoop(personalizer=FedFomo(), seed=2), tmp_path, module, data)
 
 
 @pytest.mark.parametrize("kind", BOUND)
