@@ -181,9 +181,9 @@ class LightningFit:
         shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
-        self._end_hooks = loop_of_fit.on_advance_end
+        end: Any = loop_of_fit.on_advance_end
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        hooks = loop_of_fit, "on_advance_end", self.end_hooks
+        hooks = loop_of_fit, "on_advance_end", lambda: end() or self._score_round()
         self._change(weights, *epoch, hooks, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
@@ -286,12 +286,8 @@ class LightningFit:
         if self.boundary is not None and not self.within_round:
             self.boundary.remember()
 
-    def end_hooks(self) -> None:
-        """Let Lightning call the hooks of an epoch's end; then score the module, if metrics value the round."""
-        self._end_hooks()
-        self._score_round()
-
     def _score_round(self, ended: bool = False) -> None:
+        """Score the module as it is after all hooks of a round, if metrics value the round."""
         if self._epoch_begun and self.boundary is not None and not self.within_round:
             module, last = self.trainer.lightning_module, self.state.round_index - 1
             changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
@@ -357,8 +353,7 @@ class LightningFit:
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
-            run = EndedRun(*known, self._weights(), self.running.server.games)
-            self.reports.write_late(self.plan.train(run))
+            self.reports.write_late(self.plan.train(EndedRun(*known, self._weights(), self.running.server.games)))
         self.reports.finish()
 
     def _weights(self) -> torch.Tensor:
@@ -408,8 +403,6 @@ class LightningFit:
         if self.federation is not None:
             self.federation.engine.close()
         self.plan.close()
-
-    # ---- changes to the trainer
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes until the fit's end; each change is ``(object, attribute name, new value)``."""

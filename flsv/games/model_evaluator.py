@@ -20,12 +20,11 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
 from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
 from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
-from flsv.games.scores import Scores, hits_of, loss_dtype, losses_of, score_batch
+from flsv.games.scores import Scores, Sums, hits_of, losses_of, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.host_copies import to_host
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -163,8 +162,8 @@ class ModelEvaluator(VectorEvaluator):
             self._score(range(1), self._alone, sums)
         return sums.scores(self._support, bool(self._metrics))
 
-    def _sums(self, count: int, keep: bool = False) -> _Sums:
-        return _Sums(count, self.num_classes, len(self._batches), self.device, self.form if keep else None)
+    def _sums(self, count: int, keep: bool = False) -> Sums:
+        return Sums(count, self.num_classes, len(self._batches), self.device, self.form if keep else None)
 
     @contextmanager
     def _lent(self, *path: str) -> Iterator[LentModule]:
@@ -182,7 +181,7 @@ class ModelEvaluator(VectorEvaluator):
         """Load the state that vectors do not hold, if it is not the module's own."""
         put_private(self._module, self.space, {} if self._private is None else self._private())
 
-    def _one_by_one(self, state: LentModule, build: Build, count: int, sums: _Sums) -> None:
+    def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
             self._load(state, build, index)
             self._score(range(index, index + 1), self._alone, sums)
@@ -195,7 +194,7 @@ class ModelEvaluator(VectorEvaluator):
         self.space.write(self._module, vector)
         self._load_private()
 
-    def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
+    def _at_once(self, build: Build, count: int, sums: Sums) -> None:
         start = 0
         while start < count:
             rows = range(start, min(start + self.chunk, count))
@@ -206,7 +205,7 @@ class ModelEvaluator(VectorEvaluator):
                 free_cached(self.device)
                 self.chunk = len(rows) // 2
 
-    def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
+    def _fits(self, build: Build, rows: range, sums: Sums) -> bool:
         """Evaluate the models with the indices ``rows``, write the results into ``sums``, and return True. Return False
         if the models, two or more, do not fit into memory together.
         """
@@ -227,7 +226,7 @@ class ModelEvaluator(VectorEvaluator):
             losses: whether a classifier's loss is needed, too; otherwise it is 0.
         """
         assert self.form is not None
-        sums = _Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
+        sums = Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
         labels = [y.cpu() for _, y in self._batches]
         parts = outputs.split([len(y) for y in labels], 1)
         for position, (part, y) in enumerate(zip(parts, labels)):
@@ -298,7 +297,7 @@ class ModelEvaluator(VectorEvaluator):
 
         return outputs
 
-    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
+    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
         """Score the models with the indices ``rows``, whose outputs for an input ``x`` are ``outputs(x)``, and write
         the results into ``sums``.
         """
@@ -407,35 +406,3 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
     )
-
-
-class _Sums:
-    """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
-
-    def __init__(
-        self, models: int, classes: int | None, batches: int, device: torch.device, form: OutputForm | None = None
-    ) -> None:
-        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
-        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
-        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
-        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
-        self.metric = torch.zeros(models, dtype=torch.float64)
-
-    def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models.
-
-        Args:
-            support: ``[M]``, the number of samples of each class. None: the result has no ``"correct"`` and no
-                ``"loss"``.
-            measured: whether a metric was computed; only then the result has ``"metric"``.
-        """
-        values = {"metric": self.metric} if measured else {}
-        if support is not None:
-            loss = torch.zeros(len(self.losses), dtype=torch.float64)
-            # One column after the other: the rounding of sum(-1) depends on the number of rows.
-            losses, correct = to_host([self.losses, self.correct])
-            for column in losses.double().unbind(1):
-                loss = loss + column
-            values |= {"correct": correct, "loss": loss / support.sum()}
-        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
-        return Scores(values, support, outputs)

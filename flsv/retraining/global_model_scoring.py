@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -92,7 +92,9 @@ class GlobalModelScoring(L.Callback):
             self.initial = copy.deepcopy(pl_module.state_dict())
         else:
             pl_module.load_state_dict(self.initial)
-        call_after(trainer.fit_loop, "on_advance_end", lambda: self._end_round(trainer))
+        loop: Any = trainer.fit_loop
+        end = loop.on_advance_end
+        loop.on_advance_end = lambda: end() or self._end_round(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callback: Any  # a FederatedLoop, of a higher layer
@@ -133,18 +135,6 @@ class GlobalModelScoring(L.Callback):
         self.after[index] = self._evaluated(module, after_round)
         self.last = index
         self.seconds += time.perf_counter() - start
-
-
-def call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
-    """Replace a method by one that calls the method and then ``function``."""
-    method = getattr(owner, name)
-
-    def both(*arguments: Any) -> Any:
-        found = method(*arguments)
-        function()
-        return found
-
-    setattr(owner, name, both)
 
 
 def make_evaluator(

@@ -169,6 +169,7 @@ def _own_descriptors() -> None:
 def _own_memory() -> None:
     """Put private copies in place of all memory that this process shares with its parent. A large file in memory is not
     copied before this process writes to it."""
+    assert LIBC is not None
     maps = "/proc/self/maps"
     for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
         place, rights, offset, _, _, *path = line.split(maxsplit=5)

@@ -65,21 +65,22 @@ def no_writes(own: str) -> None:
     files are made from now on; for systems that do not allow :func:`own_view`."""
     tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
-    def check(path: Any) -> None:
+    def checked(path: Any) -> Any:
         if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(os.fsdecode(path)).startswith(allowed):
             raise PermissionError(
                 f"it writes {os.fsdecode(path)}, and this system gives a process no view of files of its own "
                 "(namespaces of users). Write no files in hooks, or value the run by flsv retrain"
             )
+        return path
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
-            check(arguments[0])
+            checked(arguments[0])
 
     sys.addaudithook(hook)
     serialization: Any = torch.serialization
     opened = serialization._open_zipfile_writer  # it opens files without Python
-    serialization._open_zipfile_writer = lambda name: check(name) or opened(name)
+    serialization._open_zipfile_writer = lambda name: opened(checked(name))
 
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:

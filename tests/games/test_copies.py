@@ -1,6 +1,5 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
