@@ -18,6 +18,7 @@ from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
     counted_length,
+    in_turn,
     no_placeholder,
     round_axis,
     stepping,
@@ -181,9 +182,8 @@ class LightningFit:
         shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
-        end: Any = loop_of_fit.on_advance_end
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        hooks = loop_of_fit, "on_advance_end", lambda: end() or self._score_round()
+        hooks = loop_of_fit, "on_advance_end", in_turn(loop_of_fit.on_advance_end, self._score_round)
         self._change(weights, *epoch, hooks, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
@@ -334,13 +334,7 @@ class LightningFit:
         """Return the patch by which the trainer's ``strategy`` calls :meth:`finish` at the end of its ``on_train_end``.
         Lightning calls this method after the hooks ``on_train_end`` of callbacks and module, which may still change the
         final model."""
-        before = strategy.on_train_end
-
-        def end() -> None:
-            before()
-            self._score_round(ended=True)
-            self.finish()
-
+        end = in_turn(strategy.on_train_end, partial(self._score_round, ended=True), self.finish)
         return strategy, "on_train_end", end
 
     def finish(self) -> None:

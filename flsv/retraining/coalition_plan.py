@@ -220,7 +220,7 @@ class CoalitionPlan:
         if not self._metrics:
             return
         self._games, masks = games, self.masks(num_clients)
-        if self._ends is not None:
+        if self._ends is not None and not self._elsewhere:
             self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
         if self._elsewhere:
@@ -344,4 +344,4 @@ class _Ends(Strategy):
         self._plan.note_first(round)
         weights = self._weights()
         trained = round.trained or ends_of(self._nobody, round.server_vector, len(weights))  # or those of sites
-        return replace(trained, weights=weights, before=None if round.trained else self._before.__getitem__)
+        return replace(trained, weights=weights, before=self._before.__getitem__ if self._before else None)

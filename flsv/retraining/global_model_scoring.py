@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, in_turn
 from flsv.core import is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -93,8 +94,11 @@ class GlobalModelScoring(L.Callback):
         else:
             pl_module.load_state_dict(self.initial)
         loop: Any = trainer.fit_loop
-        end = loop.on_advance_end
-        loop.on_advance_end = lambda: end() or self._end_round(trainer)
+        strategy: Any = trainer.strategy
+        if self._rounds is None:
+            strategy.on_train_end = in_turn(strategy.on_train_end, partial(self._end, trainer))
+        else:
+            loop.on_advance_end = in_turn(loop.on_advance_end, partial(self._end_round, trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callback: Any  # a FederatedLoop, of a higher layer
@@ -115,16 +119,15 @@ class GlobalModelScoring(L.Callback):
 
     def _end_round(self, trainer: L.Trainer) -> None:
         """Score the model when all hooks of a round have been called."""
-        index = trainer.current_epoch - 1
-        if self._rounds is None or index not in self._rounds:
-            return
-        self._score(trainer.lightning_module, index, after_round=index)
-        if index == self._rounds[-1]:
+        index, rounds = trainer.current_epoch - 1, self._rounds or ()
+        if index in rounds:
+            self._score(trainer.lightning_module, index, after_round=index)
+        if index == rounds[-1]:
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._rounds is None:
-            self._score(pl_module, trainer.current_epoch - 1)
+    def _end(self, trainer: L.Trainer) -> None:
+        """Score the model when all hooks of the end have been called."""
+        self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
     def _evaluated(self, module: L.LightningModule, after_round: int | None = None) -> list[Scores]:
         return [each.live(module, after_round, keep=True) for each in self._evaluators]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
 from helpers.data import CLASSES
@@ -231,3 +232,13 @@ def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> Non
     found, _ = played(WarmsUp, by, tmp_path, sampler)
     expected = [alone(WarmsUp, by, members, ROUNDS, tmp_path, sampler) for members in MEMBERS]
     torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
+    def trainer(cohort: Any) -> Any:
+        return trainer_for(federation(sampler=cohort), tmp_path, ROUNDS)
+
+    utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), data(), "negative_loss")
+    found = utility(torch.tensor([[False, False, False], [False, True, False], [True, False, True]]))
+    expected = [alone(TemperatureAtTheEnd, "negative_loss", each, ROUNDS, tmp_path) for each in ((), (1,), (0, 2))]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
