@@ -52,7 +52,7 @@ from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import percent, with_intervals
+from flsv.results.text import percent, small_gain, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
 from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds
 from flsv.retraining.utility_store import LAST, UtilityStore
@@ -241,7 +241,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     print(BRACKETS)
     if len(first["seeds"].split()) == 1:
         print("These are of one seed: wide, by what seeds differ by in trials. Before more coalitions, use --seeds 3.")
-    for text in retrained_caveats(rows.to_dict("records")):
+    for text in [*small_gain(first["by"], rows["value"].sum()), *retrained_caveats(rows.to_dict("records"))]:
         print(text)
 
 

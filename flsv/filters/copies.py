@@ -102,10 +102,7 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """Groups of clients that were found to be copies of each other, ascending.
-
-        A client that sends back the server's last step and is in no other group is a group of its own.
-        """
+        """List groups of clients that were found to be copies of each other, ascending."""
         together = groups_of(self._pairs[3] > 0)
         alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
         return sorted([*together, *([client] for client in alone)])
@@ -129,16 +126,7 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Compare the updates with the server's last step, and return each client's mean similarity to it so far,
-        ``[n]``.
-
-        The new similarities are added to the filter's state.
-
-        Args:
-            here: ids ``[k]`` of the cohort's clients.
-            cohort: the cohort.
-            gram: inner products ``[k, k]`` of the cohort's updates.
-        """
+        """Return each client's mean similarity to the server's last step so far, ``[n]``."""
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -155,15 +143,7 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Compare all pairs of updates, and return each pair's mean similarity over its common rounds, ``[n, n]``.
-
-        The new similarities are added to the filter's state. The result is 0 for pairs with a client outside the
-        cohort.
-
-        Args:
-            here: ids ``[k]`` of the cohort's clients.
-            gram: inner products ``[k, k]`` of the cohort's updates.
-        """
+        """Return each pair's mean similarity over its common rounds, ``[n, n]``."""
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

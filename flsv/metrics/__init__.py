@@ -6,7 +6,7 @@ By the question that they answer:
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
   CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut; mixed
   with agreement, BlendedContribution.
-- How much does each client add, by training every coalition alongside the federation? ShadowShapley.
+- How much does each client add to coalitions of others, by training each alone? ShadowShapley.
 - Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
 - Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
 - Who is useful to the other clients? ContributionEstimation, DomainRelevance.

@@ -73,12 +73,13 @@ class ShadowShapley(MeasuredMetric):
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
-    **Intervals.** The values depend on this run's seed. The 90 % intervals hold the mean over many seeds in about 9 of
-    10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions give more than 12 % of a payment to
-    different clients, a line advises to train more coalitions.
+    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
+    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions
+    give more than 12 % of a payment to different clients, a line advises to train more coalitions.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
-    has fewer (:meth:`flsv.sampling.ClientSampler.among`). Samplers that choose by values or losses are refused.
+    has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
+    three rounds, since a round's cohorts change them. Samplers that choose by values or losses are refused.
 
     The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
     ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.
@@ -157,6 +158,7 @@ class ShadowShapley(MeasuredMetric):
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._interval = every or 1
+        self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._last: int | None = None
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
@@ -293,20 +295,25 @@ class ShadowShapley(MeasuredMetric):
             return
         shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
         if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
-            found = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
-            half = predicted_halfwidth(found.values, found.disagreement) / t_quantile(LEVEL)
-            self.values, self.errors = found.values.view(shape).to(self.values), half.view(shape).to(self.errors)
-            self.disagreement = found.disagreement.view(shape).to(self.disagreement)
+            predicted = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
+            half = predicted_halfwidth(predicted.values, predicted.disagreement) / t_quantile(LEVEL)
+            self.values = self._over_rounds(predicted.values.view(shape)).to(self.values)
+            self.errors = half.view(shape).to(self.errors)
+            self.disagreement = predicted.disagreement.view(shape).to(self.disagreement)
             return
         found = few_coalitions_shapley(masks, utilities)
-        starts, recent, values, fit = to_host([self.starts, self.recent, found.values, found.stderr])
-        values, fit = values.reshape(shape), fit.reshape(shape)
-        recent = torch.cat([recent[1:], values[None].to(self.values.dtype).to(recent)])
-        self.values, self.recent = values.to(self.values), recent.to(self.recent)
+        self.values = self._over_rounds(found.values.reshape(shape)).to(self.values)
+        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, found.stderr.reshape(shape)])
         # Values that do not follow each other round by round differ by what was learned between them, too.
         known = self._interval == 1 and recent.isfinite().all()
         errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
         self.errors = errors.to(self.errors).reshape(shape)
+
+    def _over_rounds(self, values: Tensor) -> Tensor:
+        """Keep a round's values with those of the rounds before, and return them or, with a sampler, their mean."""
+        self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
+        # The luck of a round's cohorts is in its values.
+        return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
 
     def complete(
         self,

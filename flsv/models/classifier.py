@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """Return the data module of the module's trainer; None if it has no trainer, as in ``load_from_checkpoint``."""
+    """Return the data module of the module's trainer, or None."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
@@ -69,19 +69,13 @@ class ReadyClient(L.LightningModule):
     _scheduler_interval = "epoch"
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a validation batch to the scores, of which ``val_loss`` is one."""
         self._score("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a test batch to the scores, of which ``test_loss`` is one."""
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of all parameters and, if there is one, the scheduler with its interval.
-
-        Raises:
-            ConfigurationError: torch refuses an option of the optimizer or the scheduler.
-        """
+        """Return the optimizer of all parameters and, if there is one, the scheduler."""
         what = "optimizer"
         try:
             optimizer = self._make_optimizer(self.parameters())
@@ -101,7 +95,7 @@ class ReadyClient(L.LightningModule):
 
 
 class NotBuilt(nn.Module):
-    """Placeholder for the network until the number of classes and the input shape are known."""
+    """Placeholder for the network until classes and input shape are known."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
@@ -224,8 +218,7 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build the network or, if it exists, check its output; make the scores; store ``num_classes`` and
-        ``input_shape``."""
+        """Build the network and the scores, or check the output of a network that exists."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -325,16 +318,7 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of an attribute that the model, the data module or both have; None if neither has it.
-
-    Args:
-        name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.
-        mine: the model's value; None if it has none.
-        datamodule: the data module, which may have the attribute.
-
-    Raises:
-        ConfigurationError: both have it, with different values.
-    """
+    """Return the value of an attribute that the model, the data module or both have, or None."""
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
@@ -347,5 +331,5 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Convert half-precision logits to single precision, because log-sum-exp in bfloat16 errs in the second digit."""
+    """Convert half-precision logits, since log-sum-exp in bfloat16 errs in the second digit."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -146,7 +146,7 @@ def _share(run: Run, client: int, shares: Shares) -> Markup:
         warning(WORDS["judged"]) if basis.judged else None,
         table(["", "share", "amount"], [["", *cells]]),
         SAY["why_share"].format(value, cells[0].partition(" [")[0])
-        if shares.budget.rule == "zero" and not missing
+        if shares.budget.rule == "zero" and basis.values[client] > 0
         else None,
         SAY["bracket_shares"] if "[" in cells[0] else None,
         WORDS["rules"][shares.budget.rule],

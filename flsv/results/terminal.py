@@ -29,7 +29,19 @@ from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, beside, by_value, change, ends_of, numbers, own_title, ranking, value_columns
+from flsv.results.text import (
+    WORDS,
+    beside,
+    by_value,
+    change,
+    ends_of,
+    numbers,
+    paid,
+    ranking,
+    small_gain,
+    titled,
+    with_intervals,
+)
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
@@ -81,7 +93,8 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
         if name not in result.trained:
             lines.append(WORDS["fitness"]["metric"])
         elif any(end == end for end in ends[1]):
-            lines.append(BRACKETS)
+            game = result.learning_record.get("paid_in", {}).get(name, {"by": ""})
+            lines += [BRACKETS, *small_gain(game["by"], math.fsum(value for value in ends[0] if value == value))]
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
@@ -113,10 +126,15 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
         metrics: names of the metrics.
         clients: n, the number of clients.
     """
-    known = {name: _with_ends(result, name, clients) for name in metrics}
-    counts = ("samples",) if known else ("samples", "rounds")
+    names = [*metrics]
+    counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
-    return columns | value_columns(known, result.to_pay_by[:1], range(clients))
+    for name in names:
+        ends = _with_ends(result, name, clients)
+        columns[name] = with_intervals(*ends)
+        if name in result.to_pay_by[:1]:
+            columns["share"] = paid(ends[0])
+    return columns
 
 
 def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
@@ -128,14 +146,11 @@ def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
         clients: n, the number of clients.
     """
     table = result.table
-    there = set(table["metric"])
-    columns = value_table(result, result.columns, clients)
-    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
+    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients))}
+    columns |= value_table(result, result.columns, clients)
     for name in ("weight", *OWN_SCORES):
-        if name in there:
-            values = last(table, name, clients)
-            title = own_title(name) if name in OWN_SCORES else name
-            columns[title] = [f"{x:.3f}" if x == x else NONE for x in values] if name in OWN_SCORES else numbers(values)
+        if name in set(table["metric"]):
+            columns[f"own {titled(name)}" if name in OWN_SCORES else name] = numbers(last(table, name, clients))
     return columns
 
 

@@ -52,14 +52,7 @@ class Features(ValidatedArguments, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Compute the features ``[m, d]`` of samples.
-
-        A sample with NaN may have NaN features, but must not change the features of other samples.
-
-        Args:
-            x: the samples ``[m, ...]``.
-            module: the global model in evaluation mode, if ``needs_model`` and there is a model; else None.
-        """
+        """Compute the features ``[m, d]`` of samples."""
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
         """Fit the features before they are computed; by default nothing is fitted.
@@ -138,17 +131,7 @@ class Penultimate(Features):
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
-    """Compute the inputs ``[m, d]`` of a module's classifier head for samples, in batches of 256.
-
-    Args:
-        module: the module, called with batches of samples.
-        x: the samples ``[m, ...]``.
-        head: name of the head as in ``module.named_modules()``; None: as for :class:`Penultimate`.
-
-    Raises:
-        ConfigurationError: the module has no linear layer or no layer with the name ``head``, or its forward pass does
-            not call the head exactly once.
-    """
+    """Compute the inputs ``[m, d]`` of a module's classifier head for samples."""
     found = ParameterSpace(module, head).head
     if found is None:
         name = type(module).__name__
@@ -273,7 +256,7 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> Moments | None:
-    """Return the moments of a client's training samples, which :class:`PCA` asks for; None if it has no samples."""
+    """Return the moments of a client's training samples, None if it has none."""
     if not int(local.class_counts.sum()):
         return None
     return Moments.of(local.samples()[0].flatten(1).cpu())

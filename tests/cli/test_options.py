@@ -102,6 +102,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
+        ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         ("value --data.sauce digits", "--data.sauce"),
         ("value --trainer.max_epochs 1", "this command trains nothing"),
         ("bench --metric cgvs", "Did you mean cgsv?"),

@@ -11,10 +11,8 @@ from flsv.report.fitness import EVERYBODY, misallocated
     ("clients", "drawn", "seeds", "fractions", "words"),
     [
         (5, False, 3, (0.05,), "with up to 7 clients, all of them in every round"),
-        (8, False, 1, (0.08,), "with up to 12 clients, all of them in every round"),
         (12, False, 3, (0.06,), "with up to 12 clients, all of them in every round"),
         (13, False, 1, (0.14,), "with up to 20 clients, all of them in every round"),
-        (30, False, 1, (0.14,), "with up to 20 clients (here there are 30), all of them in every round"),
         (5, True, 1, (0.04, 0.09), "with up to 8 clients, some of them drawn for each round"),
         (10, True, 3, (0.02, 0.08), "with up to 8 clients (here there are 10), some of them drawn for each round"),
     ],

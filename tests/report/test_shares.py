@@ -183,6 +183,24 @@ def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path: Path) -
         shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
 
 
+def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path: Path) -> None:
+    folder = make_game(tmp_path, {"sv": [0.4, 0.1]})
+    write_report(folder, budget=Budget(100.0))
+    before = {path: path.read_bytes() for path in folder.glob("*.csv")}
+    for _ in range(2):
+        write_report(folder, out=folder / "march.html", budget=Budget(500.0))
+    for name in ("contributions", "shares"):
+        with pytest.raises(ConfigurationError, match=f"{name}.csv beside it is not a report's"):
+            write_report(folder, out=folder / f"{name}.html")
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in folder.glob("march*")} == {"march.html", "march.csv", "march_shares.csv"}
+
+
+def test_refused_negative_values_are_named_in_words_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--rule refuse: Graz: values below 0. Choose --rule zero, shift"):
+        write_report(make_game(tmp_path, {"sv": [0.4, 0.1, -0.2]}), budget=Budget(100.0, rule="refuse"))
+
+
 def test_amounts_have_the_decimals_of_their_currency() -> None:
     said = [Budget(5.0, currency=unit).text(1234.5) for unit in ("", "EUR", "jpy", "KWD")]
     assert said == ["1,234.50", "1,234.50 EUR", "1,234 jpy", "1,234.500 KWD"]

@@ -171,8 +171,7 @@ def check_estimator(
 
 
 def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
-    """Raise ConfigurationError unless the function ``function`` takes all ``arguments``; ``owner`` and ``value`` are as
-    for :func:`check_estimator`."""
+    """Raise ConfigurationError unless ``function`` takes all ``arguments``."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function without a signature
@@ -190,5 +189,5 @@ def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], 
 
 
 def _one_player(masks: Tensor) -> Tensor:
-    """Return the utilities of coalitions in a game of one player: 1 for the player, 0 for the empty coalition."""
+    """Return the utilities of coalitions in a game of one player, who is worth 1."""
     return masks.sum(1).double()
