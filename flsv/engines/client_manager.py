@@ -21,7 +21,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
 from flsv.games.copy_module import copy_module
-from flsv.games.lent_module import put_private
+from flsv.games.lent_module import lent, put_private
 from flsv.games.make_evaluators import evaluator_on, make_evaluators
 from flsv.games.model_evaluator import no_forward
 from flsv.games.validation_batches import checked_logits, checked_pair
@@ -248,8 +248,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
             return logits of at least M classes.
     """
     module = trainer.lightning_module
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
+    with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:
             for batch in islice(on_device(trainer, batches), 1):
                 x, y = checked_pair(batch, num_classes)
@@ -260,8 +259,6 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
                 checked_logits(logits, y, num_classes, or_more=True)
         except ConfigurationError as error:
             raise ConfigurationError(f"{asking}: {error}") from error
-    for buffer, before in buffers:
-        buffer.copy_(before)
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
