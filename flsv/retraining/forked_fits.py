@@ -117,22 +117,16 @@ class ForkedFits:
 
     @contextmanager
     def _folder_of_fits(self) -> Iterator[str]:
-        """Yield an empty folder in the run's folder, and remove it when the context ends; remove first what a killed
-        process has left in it."""
-        folder = run_folder(self._trainer) / FOLDER
+        """Yield an empty folder in the run's folder, if it has one, and remove it when the context ends; remove first
+        what a killed process has left in it."""
+        root = run_folder(self._trainer).absolute()
+        folder = root / FOLDER if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
         shutil.rmtree(folder, ignore_errors=True)
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
-        try:
-            folder.mkdir(parents=True)
-        except OSError:  # a run without files may be in a folder that is only read
-            folder = Path(tempfile.mkdtemp())
+        folder.mkdir()
         try:
             yield str(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                for each in made[1:]:
-                    each.rmdir()
 
     def close(self) -> None:
         """End the forked process that waits for orders, and the fits that it has begun."""
