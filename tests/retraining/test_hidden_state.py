@@ -49,7 +49,8 @@ def of(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
         KINDS[name], folder, metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")}
     )
     found: Any = loop.metrics["shadow"]
-    game = dict(zip(found.members, found.game.flatten().tolist())) if len(found.members) == 8 else {}
+    members = vars(found).get("members", [])  # none if there are no values
+    game = dict(zip(members, found.game.flatten().tolist())) if members else {}
     assert bool(game) != bool(loop.contributions["shadow"].isnan().any())
     return game, found, module
 
