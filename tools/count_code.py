@@ -3,7 +3,7 @@
     python tools/count_code.py [FOLDER] [--check]
     python tools/count_code.py [FOLDER] --docstrings SEED
 
-Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 415
+Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 450
 lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, words
 of the docstrings of classes and functions, and what surrounds the package: words of pages, lines of tests and of tools,
 beside the limit and the aim. With ``--check`` it fails where one of them is over its limit. A limit is what there is:
@@ -25,11 +25,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 #: Lines of a file, a function's cyclomatic complexity, arguments of the loop and of the data module.
-LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
+LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (43_980, 38_000),
-    "of these of guides": (13_040, 12_000),
+    "words of all pages": (33_330, 30_000),
+    "of these of guides": (12_790, 12_000),
     "lines of tests": (38_260, 31_000),
     "lines of tools": (5_940, 4_500),
     "scripts in tools": (30, 25),
@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[int, int | None]] = {
     "utilities": (1_300, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
-NO_GUIDES = ("results", "reference", "decisions")
+NO_GUIDES = ("results", "reference")
 NOTHING = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,

@@ -54,8 +54,8 @@ class Federation:
         name: name of the YAML file without its ending.
         title: description of the federation in words.
         set: ``"tuning"``: used for design choices in flsv; ``"held_out"``: not used for any choice; ``"fresh"``:
-            created after the last choice, with data on which metrics often fail, and evaluated only once. A file
-            without ``set`` is held out.
+            created later, with data on which metrics often fail (``docs/benchmark.md``). A file without ``set`` is held
+            out.
         rounds: number of rounds.
         data: section ``data`` of a configuration of ``flsv fit``.
         model: section ``model`` of a configuration of ``flsv fit``.

@@ -185,10 +185,9 @@ class FirstPage:
             return SAY["trials_metric"].format(self._in_trials(BY_METRIC))
         if small_gain_of(basis):
             return None
-        fractions, trials = misallocated(self.run.num_clients, self._drawn, basis.seeds)
+        fraction, trials = misallocated(self.run.num_clients, self._drawn, basis.seeds)
         seeds = "one seed" if basis.seeds == 1 else "three seeds"
-        percents = " to ".join(f"{100 * fraction:.0f}" for fraction in fractions)
-        return SAY["trials_seeds"].format(trials, seeds, percents, self._in_trials(fractions))
+        return SAY["trials_seeds"].format(trials, seeds, f"{100 * fraction:.0f}", self._in_trials([fraction]))
 
     def _in_trials(self, fractions: Sequence[float]) -> str:
         """Return a clause that states ``fractions`` of a payment, as measured in trials, as amounts of the budget; ""
