@@ -46,7 +46,6 @@ class TrainedGame:
         trained: the coalitions and their models.
         evaluator: the evaluator of ``measure``.
         measure: the performance measure.
-        fallback: a function ``(build, count)`` that returns the utilities of models whose outputs are not kept.
 
     Attributes:
         by: the score of predicted outputs; None if the outputs are not kept.
@@ -58,9 +57,8 @@ class TrainedGame:
         trained: TrainedCoalitions,
         evaluator: Any,
         measure: str | ModelScore,
-        fallback: Callable[[Callable[[int, Tensor], None], int], Tensor],
     ) -> None:
-        self._trained, self._evaluator, self._measure, self._fallback = trained, evaluator, measure, fallback
+        self._trained, self._evaluator, self._measure = trained, evaluator, measure
         self.by = OutputScore.of(evaluator, measure)
         self.outputs: Tensor | None = None
 
@@ -76,10 +74,8 @@ class TrainedGame:
             before = self._trained.before(self._measure)
             self.outputs = None if self.by is None else _and_nan(before.outputs)
             return _and_nan(utility_of(before, self._measure))
-        build = self._trained.builder(masks)
-        if self.by is None:
-            return self._fallback(build, len(masks))
-        scores = self._evaluator.evaluate(build, len(masks), keep=True)
+        keep = {} if self.by is None else {"keep": True}
+        scores = self._evaluator.evaluate(self._trained.builder(masks), len(masks), **keep)
         self.outputs = scores.outputs
         return utility_of(scores, self._measure)
 

@@ -90,7 +90,6 @@ class CoalitionPlan:
         self._loaded: dict[str, Any] | None = None
         self._elsewhere, self._seed = False, 0
         self._cohort: float | None = None
-        self._ends: _Ends | None = None
         self._scored: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,8 +117,10 @@ class CoalitionPlan:
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the forked process that keeps the fit's beginning, if there is one."""
+        """End the forked process that keeps the fit's beginning, if there is one, and forget the run's module."""
         self._kept.close()
+        self._ends: _Ends | None = None
+        self._games: Any = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
         """Check that the coalitions can be trained.
