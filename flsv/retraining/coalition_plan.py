@@ -35,9 +35,6 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
-#: The part of a payment in which the two predictions differ, from which on a line advises to train more coalitions.
-DOUBTFUL = 0.12
-
 
 class CoalitionPlan:
     """Plan of a loop for training the coalitions that its metrics need.
@@ -200,10 +197,8 @@ class CoalitionPlan:
         """
         if self._initial is None or not self._metrics:
             return []
-        masks = self.masks(num_clients)
-        if not whole_layers(masks) or len(masks) == 2**num_clients:
-            for metric in self._metrics.values():
-                metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+        for metric in self._metrics.values():
+            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
         with lent(module):
             module.load_state_dict(self._initial, strict=False)
             nobody = space.read(module)
@@ -260,15 +255,7 @@ class CoalitionPlan:
             return waiting
         masks = self.masks(num_clients)
         where = "by the sites, beside their own models" if self._elsewhere else f"after the run ({self._cost(masks)})"
-        lines = [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
-        for name, metric in self._metrics.items():
-            if (part := float(metric.misallocated())) > DOUBTFUL:
-                more = "both" if len(masks) == num_clients + 2 else "all"
-                lines.append(
-                    f"{name}: the two predictions give {100 * part:.0f} % of a payment to different clients. Train "
-                    f'more coalitions: coalitions="{more}".'
-                )
-        return lines
+        return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
         """Score the run's module as it is after a round, for the metrics that have a value there: it is the full
