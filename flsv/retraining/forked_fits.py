@@ -205,7 +205,7 @@ class _Ends(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, NoModel):
             answer(self._result())  # the last finite model counts
-        if isinstance(exception, OSError) and exception.errno == errno.EROFS:
+        if isinstance(exception, OSError) and exception.errno in (errno.EROFS, errno.EOVERFLOW):
             fail(f"it writes {exception.filename!r}, where a coalition cannot have a file of its own")
         fail(f"{type(exception).__name__}: {exception}")
 
