@@ -42,6 +42,16 @@ class PatchedAttributes:
         self._before = []
 
 
+def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
+    """Return a function that calls the functions one after the other."""
+
+    def all_of_them() -> None:
+        for function in functions:
+            function()
+
+    return all_of_them
+
+
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
     """Return the trainer's list of callbacks, which Lightning does not declare."""
     return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors

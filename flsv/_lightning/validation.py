@@ -1,9 +1,9 @@
-"""Lightning's validation of a copy of the module, without side effects on the fit.
+"""Lightning's validation of a module, without side effects on the fit's trainer.
 
-During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the copy gets a
-stand-in for the trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with
-loggers that log nothing. Lightning's own code reduces the logged values over the batches. The fit's trainer, its
-loggers and its results do not change.
+During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the module gets a
+stand-in for the trainer until :func:`flsv.games.lent_module.lent` restores it: a shallow copy with its own validation
+loop, results and strategy, without callbacks, and with loggers that log nothing. Lightning's own code reduces the
+logged values over the batches. The fit's trainer, its loggers and its results do not change.
 """
 
 from __future__ import annotations
@@ -98,20 +98,9 @@ class ValidationRun:
                 values[name] = torch.stack([value * (weight / total) for value, weight in parts]).sum(0)
         return values
 
-    def batches(self) -> Generator[Any, None, None]:
-        """Yield all batches as ``validation_step`` gets them, in the trainer's validation stage."""
-        for told in self._given():
-            yield told["batch"]
-
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
         """Yield the arguments of ``validation_step``, which the caller calls, for each batch."""
         self.module.on_validation_model_eval()
-        for told in self._given():
-            arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
-            with self._stand_in.precision_plugin.val_step_context():
-                yield arguments, told.get("dataloader_idx")
-
-    def _given(self) -> Generator[OrderedDict[str, Any], None, None]:
         plugin, several = self._stand_in.precision_plugin, len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
             for index, loader in enumerate(self._loaders):
@@ -121,7 +110,9 @@ class ValidationRun:
                     told = OrderedDict(batch=batch, batch_idx=position)
                     if several:
                         told["dataloader_idx"] = index
-                    yield told
+                    arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
+                    with plugin.val_step_context():
+                        yield arguments, index if several else None
 
 
 class _Loop(_EvaluationLoop):
@@ -151,7 +142,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Copy the trainer shallowly for a copy of its module, without callbacks and loggers."""
+    """Copy the trainer shallowly for its lent module, without callbacks and loggers."""
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)

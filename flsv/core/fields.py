@@ -62,11 +62,14 @@ class TrainedCoalitions:
         masks: bool ``[K, n]``, one row per coalition, all different; the empty and the full coalition are among them.
         build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
         weights: ``[n]``, the clients' weights in the federation's average; None if they are not known.
+        before: a function that returns the scores of the module before training by a performance measure, where the
+            empty and the full coalition are the only ones, and the full one is scored at the round's end; else None.
     """
 
     masks: Tensor
     build: Callable[[int, Tensor], None]
     weights: Tensor | None = None
+    before: Callable[[Any], Any] | None = None
 
     def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
         """Return a function like :attr:`build` for J of these coalitions, ``masks``, bool ``[J, n]``."""

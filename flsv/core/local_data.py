@@ -270,8 +270,7 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
-        """Return a copy of the module, in evaluation mode, with the parameters and buffers of ``vector [P]``; the next
-        call overwrites it."""
+        """Return a copy of the module, in evaluation mode, with the parameters and buffers of ``vector [P]``."""
         self._check()
         return self._module(vector)
 

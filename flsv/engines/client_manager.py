@@ -20,15 +20,15 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+from flsv.games.copy_module import copy_module
+from flsv.games.lent_module import lent, put_private
 from flsv.games.make_evaluators import evaluator_on, make_evaluators
 from flsv.games.model_evaluator import no_forward
-from flsv.games.replica import Replica
 from flsv.games.validation_batches import checked_logits, checked_pair
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import isolated_rngs
 
 #: Function that returns the entries of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]
@@ -37,7 +37,7 @@ Private = Callable[[], Mapping[str, Tensor]]
 class ClientManager:
     """The clients of a data module, each a :class:`Client` with its :class:`LocalData`, and the server's data.
 
-    All clients are evaluated with the same copies of the module, each on its own batches.
+    All clients are evaluated with the trainer's module, each on its own batches.
 
     Args:
         trainer: the trainer, with its module on its device.
@@ -74,7 +74,6 @@ class ClientManager:
         self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
         self._any_task: dict[ModelScore, VectorEvaluator] = {}
-        self._replica: Replica | None = None
         self.channel = Channel()
         counts = data.class_counts
         if num_classes is not None:
@@ -96,7 +95,7 @@ class ClientManager:
         ]
         self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
         nothing = torch.zeros_like(population)
-        server = self._validation, nothing, population, self.evaluator, self._server_module
+        server = self._validation, nothing, population, self.evaluator, self.module
         self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def trained(self, client: int) -> Tensor | None:
@@ -152,46 +151,15 @@ class ClientManager:
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """Return a copy of the trainer's module, in evaluation mode, that holds a model.
 
-        Every call overwrites and returns the same copy.
-
         Args:
             vector: ``[P]``, the model.
             private: a function that returns the entries of the client's model that are not shared; None if all entries
                 are shared.
         """
-        module = self._trainer.lightning_module
-        if self._replica is None:
-            self._replica = self.tried()
-        self._replica.follow(module, None if private is None else private())
-
-        def build(index: int, out: Tensor) -> None:
-            out.copy_(vector)
-
-        self._replica.load(build, 0)
-        return self._replica.module
-
-    def _server_module(self, vector: Tensor) -> nn.Module:
-        """Return :meth:`module` for the server, which may have no client's samples to try the copy on."""
-        if self._replica is None:
-            self._replica = self.tried(self._validation("val"))
-        return self.module(vector)
-
-    def tried(self, batches: Iterable[Any] | None = None) -> Replica:
-        """Make a copy of the trainer's module, check on one batch that both compute the same outputs, and return the
-        copy.
-
-        Args:
-            batches: pairs ``(x, y)``, of which the first is used; None for the first client's training batches.
-
-        Raises:
-            ConfigurationError: the outputs differ, see :func:`flsv.games.check_copies.check_copies`.
-        """
-        replica = Replica(self._trainer.lightning_module, self._space)
-        with isolated_rngs(0, "trial"):
-            for x, *_ in self._batches(0, "train") if batches is None else batches:
-                replica.check(self._trainer.lightning_module, x)
-                break
-        return replica
+        own = copy_module(self._trainer.lightning_module).eval().requires_grad_(False)
+        self._space.write(own, vector)
+        put_private(own, self._space, {} if private is None else private())
+        return own
 
     # ---- the clients' own models
 
@@ -280,8 +248,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
             return logits of at least M classes.
     """
     module = trainer.lightning_module
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
+    with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:
             for batch in islice(on_device(trainer, batches), 1):
                 x, y = checked_pair(batch, num_classes)
@@ -292,8 +259,6 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
                 checked_logits(logits, y, num_classes, or_more=True)
         except ConfigurationError as error:
             raise ConfigurationError(f"{asking}: {error}") from error
-    for buffer, before in buffers:
-        buffer.copy_(before)
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:

@@ -26,7 +26,7 @@ from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.engines.cohort import CohortTraining
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
-from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
+from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
 from flsv.training.resumed_options import OptimizerOptions
@@ -162,8 +162,7 @@ class OneProcess:
             try:
                 evaluator = self.manager.evaluator(all_on_device(trainer, val))
             except ConfigurationError as error:
-                instead = suggest_logged_value(trainer, self.space, val)
-                raise ConfigurationError(f"metrics {classified}: {error}{instead}") from error
+                raise ConfigurationError(f"metrics {classified}: {error}{BY_A_LOGGED_VALUE}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
@@ -178,7 +177,8 @@ class OneProcess:
             if isinstance(performance, ModelScore):
                 self.manager.any_task(0, "val", performance)
             elif asks.evaluates:
-                self.manager.tried()
+                train = self.data.client_loader(0, "train", shuffle=False)
+                try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for the training of clients, after the optimizers are set up.

@@ -18,6 +18,7 @@ from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
     counted_length,
+    in_turn,
     no_placeholder,
     round_axis,
     stepping,
@@ -69,7 +70,7 @@ class LightningFit:
         self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.metrics = config, metrics
         self.state, self.run_state = state, run_state
-        self.fitting, self._finished = True, False
+        self.fitting, self._finished, self._epoch_begun = True, False, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
@@ -148,7 +149,7 @@ class LightningFit:
             run_state.configured_options = None
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
-        self.plan.planned(self.state.num_clients, federation.server.games)
+        self.plan.planned(self.state.num_clients, federation.server.games, module)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.boundary = RoundBoundary(trainer, loop)
@@ -157,7 +158,8 @@ class LightningFit:
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        self._change(weights, *epoch, *self.average.changes, self._at_the_end(trainer.strategy))
+        hooks = loop_of_fit, "on_advance_end", in_turn(loop_of_fit.on_advance_end, self._score_round)
+        self._change(weights, *epoch, hooks, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
 
@@ -249,6 +251,13 @@ class LightningFit:
         if self.boundary is not None and not self.within_round:
             self.boundary.remember()
 
+    def _score_round(self, ended: bool = False) -> None:
+        """Score the module as it is after all hooks of a round, if metrics value the round."""
+        if self._epoch_begun and self.boundary is not None and not self.within_round:
+            module, last = self.trainer.lightning_module, self.state.round_index - 1
+            changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
+            self.plan.end_round(module, last, ended or self.trainer.validating, changed)
+
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
         if self.fitting and self.within_round:
@@ -260,7 +269,8 @@ class LightningFit:
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """Return the state that the next round needs."""
+        """Return the state that the next round needs; score the last round first."""
+        self._score_round()
         engine = None if self.federation is None else self.federation.engine
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
@@ -281,12 +291,7 @@ class LightningFit:
 
     def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
         """Return the patch by which :meth:`finish` follows the strategy's ``on_train_end``."""
-        before = strategy.on_train_end
-
-        def end() -> None:
-            before()
-            self.finish()
-
+        end = in_turn(strategy.on_train_end, partial(self._score_round, ended=True), self.finish)
         return strategy, "on_train_end", end
 
     def finish(self) -> None:
@@ -299,10 +304,7 @@ class LightningFit:
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
-            delivered = self.running.space.read(self.trainer.lightning_module)
-            model, last, games = self.state.model(), self.state.round_index - 1, self.running.server.games
-            run = EndedRun(*known, model, last, delivered, self._weights(), games)
-            self.reports.write_late(self.plan.train(run))
+            self.reports.write_late(self.plan.train(EndedRun(*known, self._weights(), self.running.server.games)))
         self.reports.finish()
 
     def _weights(self) -> torch.Tensor:
@@ -313,6 +315,7 @@ class LightningFit:
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
         if not self._finished and self.plan.left:
+            self.running.make_games()
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
@@ -341,8 +344,6 @@ class LightningFit:
         if self.federation is not None:
             self.federation.engine.close()
         self.plan.close()
-
-    # ---- changes to the trainer
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes until the fit's end."""

@@ -89,9 +89,13 @@ class FederationRun:
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for evaluations of coalitions and for clients' training, when optimizers are set up."""
+        self.make_games()
+        self.engine.begin_training(buffers)
+
+    def make_games(self) -> None:
+        """Make the games that metrics play, and try their evaluators."""
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
-        self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
         """Draw the cohort of the next round, before its batches are made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -152,9 +151,7 @@ class CoalitionGames:
     def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
         """Make the game of coalitions whose models were trained. Their models are counted in :attr:`evaluations`."""
         self._models += len(coalitions.masks)
-        return TrainedGame(
-            coalitions, self.evaluator_of(metric), metric, partial(self.utility_of_models, metric=metric)
-        )
+        return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model. The last gradient of each loss is cached and returned as

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from types import CellType, FunctionType
@@ -18,7 +18,7 @@ from flsv.utilities.errors import ConfigurationError
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
+def copy_module(module: AnyModule) -> AnyModule:
     """Make a deep copy of a module. The copy is not compiled, and it shares the original's optimizer factories.
 
     Optimizer factories (``partial`` objects) do not refer to the module, so they need no copy. Those that the command
@@ -26,7 +26,6 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
 
     Args:
         module: the original module.
-        instead: ``{id(object): replacement}``: the copy has the replacements in place of these objects of the module.
 
     Raises:
         ConfigurationError: the module cannot be copied; the message names the attributes that prevent it.
@@ -40,7 +39,6 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
     memo: dict[int, Any] = {}
     for layer in module.modules():
         memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
-    memo.update(instead or {})
     parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
     try:
         with _OutputsDetached():
@@ -50,7 +48,7 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
         kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in attributes]
         blamed = [f"{type(module).__name__}.{name} ({kind})" for name, kind in kinds if f"'{kind}'" in str(error)]
         raise ConfigurationError(
-            f"{type(module).__name__} cannot be copied ({error}), and models are evaluated in copies of the module: "
+            f"{type(module).__name__} cannot be copied ({error}), and a training takes a copy of it: "
             f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
             "of its attributes, or make them where they are used."
         ) from error

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import on_device
-from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
+from flsv._lightning.validation import KeptBatches, keep_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.validated_models import ValidatedModels, fresh_copy
+from flsv.games.validated_models import ValidatedModels
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
-#: Pattern of the names of logged values for which less is better.
-LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
+#: The end of an error about a module whose outputs cannot be scored.
+BY_A_LOGGED_VALUE = (
+    " Or measure by a value that validation_step logs, of any batches and outputs: performance='val_loss', mode='min' "
+    "of a game; a loss is named by loss=... of GradientAgreement."
+)
 
 
 def make_evaluators(
@@ -78,27 +78,6 @@ def make_evaluators(
                 asking=name,
             )
     return evaluators
-
-
-def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
-    """Return a sentence for the error about a module whose outputs cannot be scored. It advises to use a value that the
-    module logs in validation as the performance measure, and names the logged values.
-    """
-    module = trainer.lightning_module
-    try:
-        with isolated_rngs(0, "utility"), torch.no_grad():
-            first = [KeptBatches(islice(loader, 1)) for loader in keep_batches(trainer, loaders)]
-            own = fresh_copy(module, space, space.read(module), {})
-            logged = sorted(ValidationRun(trainer, own, first).logged())
-    except Exception:  # any error of a validation: the caller raises the error of the outputs
-        logged = []
-    name = next((each for each in logged if not LESS.search(each)), logged[0] if logged else "val_loss")
-    mode = "min" if LESS.search(name) else "max"
-    what = f"what the module logs, {listed(logged, show=repr)}" if logged else "a value that validation_step logs"
-    return (
-        f" Or measure by {what}, of any batches and outputs: performance={name!r}, mode={mode!r} of a game; a loss is "
-        "named by loss=... of GradientAgreement."
-    )
 
 
 def evaluator_on(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any, Literal
 
@@ -13,20 +14,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import free_cached
+from flsv._lightning.evaluation import evaluating, free_cached
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
+from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
 from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
-from flsv.games.replica import Context, Replica, module_device, named_tensors
-from flsv.games.scores import Scores, hits_of, loss_dtype, losses_of, score_batch
+from flsv.games.scores import Scores, Sums, hits_of, losses_of, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.host_copies import to_host
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
+Context = Callable[[], AbstractContextManager[Any]]
 Backend = Literal["auto", "vmap", "serial"]
 
 # Large enough that Python's overhead is small, and small enough that activations stay below some 32 MB, beyond which
@@ -41,15 +42,14 @@ _DRAWS, _SCALE = 8, 3.0
 class ModelEvaluator(VectorEvaluator):
     """Evaluator of any number of models of one structure, given as vectors, by their outputs on validation batches.
 
-    Models are evaluated in a copy of the module in evaluation mode (BatchNorm's statistics come from the vector),
-    without gradients and with the same random numbers; the module itself is read, never written. One pass over the
-    batches gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores do not depend on the
+    Models are evaluated in the module itself in evaluation mode (BatchNorm's statistics come from the vector), without
+    gradients and with the same random numbers; afterwards the module is as it was before. One pass over the batches
+    gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores do not depend on the
     other models of the call, to the bit. Under vmap they depend on them by rounding, since the order of summation in
     batched kernels depends on the size of the chunk.
 
     Args:
-        module: the original module. Its buffers that a vector does not hold (integer or non-persistent buffers) are
-            read at every call.
+        module: the module, which nothing else may use during an evaluation.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; on the CPU, batches
             of classifiers are merged and cut to a faster size.
@@ -73,8 +73,7 @@ class ModelEvaluator(VectorEvaluator):
 
     Raises:
         ConfigurationError: an argument is wrong; the batches have no samples or wrong labels; ``forward`` does not
-            return logits ``[B, M]``, or the metric does not take its outputs; the module cannot be copied; the metric
-            returns more than one number.
+            return logits ``[B, M]``, or the metric does not take its outputs; the metric returns more than one number.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -105,13 +104,12 @@ class ModelEvaluator(VectorEvaluator):
         self.space, self.num_classes, self.chunk = space, num_classes, chunk
         self.device = module_device(module)
         self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
-        self._module, self._seed = module, seed
+        self._module, self._seed, self._context = module, seed, context or nullcontext
         self._keep(batches)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
         with torch.inference_mode(False):  # tensors made in inference mode can only be changed in it
-            self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
-        self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
+        self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
         self.form: OutputForm | None = None
         self._try()
 
@@ -122,8 +120,7 @@ class ModelEvaluator(VectorEvaluator):
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ModelEvaluator:
-        """Make an evaluator that computes the same scores on other batches. The two evaluators share the copy of the
-        module, so they must not evaluate at the same time.
+        """Make an evaluator that computes the same scores on other batches.
 
         Args:
             batches: pairs ``(x, y)``; None: the batches of this evaluator.
@@ -147,23 +144,57 @@ class ModelEvaluator(VectorEvaluator):
             count: K, the number of models.
             keep: whether the scores also hold the models' outputs. They do not where :attr:`form` is None.
         """
-        form = self.form if keep else None
-        sums = _Sums(count, self.num_classes, len(self._batches), self.device, form)
-        self._replica.follow(self._module, None if self._private is None else self._private())
-        # The same arithmetic on every thread: autocast belongs to the thread that entered it.
-        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed):
+        sums = self._sums(count, keep)
+        with self._lent() as state:
             if self.backend == "serial":
-                self._one_by_one(build, count, sums)
+                self._one_by_one(state, build, count, sums)
             else:
+                self._load_private()
                 self._at_once(build, count, sums)
         return sums.scores(self._support, bool(self._metrics))
 
-    def _one_by_one(self, build: Build, count: int, sums: _Sums) -> None:
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
+        """Compute the scores of the module as it is; see :meth:`VectorEvaluator.live`."""
+        sums = self._sums(1, keep)
+        with self._lent():
+            self._score(range(1), self._alone, sums)
+        return sums.scores(self._support, bool(self._metrics))
+
+    def _sums(self, count: int, keep: bool = False) -> Sums:
+        return Sums(count, self.num_classes, len(self._batches), self.device, self.form if keep else None)
+
+    @contextmanager
+    def _lent(self, *path: str) -> Iterator[LentModule]:
+        """Yield the state of the module, in evaluation mode, and restore it when the context ends."""
+        with (
+            evaluating(self._module),
+            lent(self._module, self.space) as state,
+            # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+            torch.autocast(self.device.type, enabled=False),
+            isolated_rngs(self._seed, *path),
+        ):
+            yield state
+
+    def _load_private(self) -> None:
+        """Load the state that vectors do not hold, if it is not the module's own."""
+        put_private(self._module, self.space, {} if self._private is None else self._private())
+
+    def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
-            self._replica.load(build, index)
+            self._load(state, build, index)
             self._score(range(index, index + 1), self._alone, sums)
 
-    def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
+    def _load(self, state: LentModule, build: Build, index: int) -> None:
+        """Load the model that ``build(index, out)`` writes into the module, whose other state is restored."""
+        vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
+        build(index, vector)
+        state.restore()
+        self.space.write(self._module, vector)
+        self._load_private()
+
+    def _at_once(self, build: Build, count: int, sums: Sums) -> None:
         start = 0
         while start < count:
             rows = range(start, min(start + self.chunk, count))
@@ -174,7 +205,7 @@ class ModelEvaluator(VectorEvaluator):
                 free_cached(self.device)
                 self.chunk = len(rows) // 2
 
-    def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
+    def _fits(self, build: Build, rows: range, sums: Sums) -> bool:
         """Evaluate the models with the indices ``rows``, write the results into ``sums``, and return True. Return False
         if the models, two or more, do not fit into memory together.
         """
@@ -195,7 +226,7 @@ class ModelEvaluator(VectorEvaluator):
             losses: whether a classifier's loss is needed, too; otherwise it is 0.
         """
         assert self.form is not None
-        sums = _Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
+        sums = Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
         labels = [y.cpu() for _, y in self._batches]
         parts = outputs.split([len(y) for y in labels], 1)
         for position, (part, y) in enumerate(zip(parts, labels)):
@@ -221,8 +252,8 @@ class ModelEvaluator(VectorEvaluator):
             The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
             parameters.
         """
-        self._replica.follow(self._module)
-        return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
+        with evaluating(self._module), lent(self._module, self.space):
+            return loss_gradient(self._module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
@@ -230,8 +261,8 @@ class ModelEvaluator(VectorEvaluator):
         of the mean validation cross-entropy at the model ``vector [P]``, in full precision; see
         :func:`flsv.games.gradient_products.gradient_products`.
         """
-        self._replica.follow(self._module)
-        return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
+        with evaluating(self._module), lent(self._module, self.space):
+            return gradient_products(self._module, self.space, self._batches, self.support, vector, updates)
 
     @property
     def batches(self) -> Sequence[tuple[Any, Any]]:
@@ -247,26 +278,26 @@ class ModelEvaluator(VectorEvaluator):
 
     def _alone(self, x: Any) -> Any:
         """Return the outputs ``[1, B, ...]`` of the loaded model for the inputs ``x`` of B samples."""
-        outputs = self._replica.module(x)
+        outputs = self._module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
         """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
-        replica, space = self._replica, self.space
+        module, space = self._module, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
         for row, index in enumerate(rows):
             build(index, vectors[row])
         state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
 
         def outputs(x: Any) -> Tensor:
-            batch_outputs = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+            batch_outputs = vmap(lambda own: functional_call(module, own, (x,)), randomness="same")(state)
             if not isinstance(batch_outputs, Tensor):
                 raise TypeError(f"forward gives {type(batch_outputs).__name__}")
             return batch_outputs
 
         return outputs
 
-    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
+    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
         """Score the models with the indices ``rows``, whose outputs for an input ``x`` are ``outputs(x)``, and write
         the results into ``sums``.
         """
@@ -279,7 +310,7 @@ class ModelEvaluator(VectorEvaluator):
         seed_global_rngs(self._seed, "utility")
         kept: list[Tensor] = []
         for position, (x, y) in enumerate(self._batches):
-            with self._replica.context():
+            with self._context():
                 batch_outputs = outputs(x)
             if self.num_classes is not None:
                 checked_logits(batch_outputs[0], y, self.num_classes)
@@ -309,29 +340,27 @@ class ModelEvaluator(VectorEvaluator):
     def _try_first(self) -> None:
         x, y = self._batches[0]
         build = row_builder(self.space.read(self._module)[None])
-        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
+        with self._lent("utility") as state:
             if self.num_classes is not None:
                 if isinstance(x, Tensor):
                     x, y = x[:1], y[:1]
-                with self._replica.context():
-                    checked_logits(self._replica.module(x), y, self.num_classes)
+                with self._context():
+                    checked_logits(self._module(x), y, self.num_classes)
                 self.form = OutputForm(True)
             for metric in self._metrics:
-                self._replica.follow(self._module)
-                gives_logits = self._gives_logits(x)
+                gives_logits = self._gives_logits(state, x)
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
-                self._one_by_one(build, 1, _Sums(1, self.num_classes, len(self._batches), self.device))
+                self._one_by_one(state, build, 1, self._sums(1))
                 self._find_form(metric.metric, gives_logits)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
-        self._replica.check(self._module, x)
 
     def _find_form(self, metric: Metric, gives_logits: bool) -> None:
         """Set :attr:`form`, if all batches have one tensor of labels and outputs of the same shape for each sample."""
         shapes, form = set(), None
         for x, y in self._batches:
-            with self._replica.context():
-                outputs = self._replica.module(x)
+            with self._context():
+                outputs = self._module(x)
             if not isinstance(outputs, Tensor) or not isinstance(y, Tensor) or len(outputs) != len(y):
                 return
             form = OutputForm.of(metric, outputs, y, gives_logits)
@@ -339,9 +368,8 @@ class ModelEvaluator(VectorEvaluator):
         self.form = form if len(shapes) == 1 else None
 
     def _try_vmap(self, build: Build, x: Any) -> None:
-        self._replica.follow(self._module)
         try:
-            with self._replica.context():
+            with self._context():
                 self._stacked(build, range(1))(x)
         except Exception as error:
             if is_oom_error(error):
@@ -353,7 +381,7 @@ class ModelEvaluator(VectorEvaluator):
                 stacklevel=5,
             )
 
-    def _gives_logits(self, x: Any) -> bool:
+    def _gives_logits(self, state: LentModule, x: Any) -> bool:
         """Return whether the module returns logits: whether one of several models with random parameters returns a
         number outside [0, 1] for the input ``x``.
         """
@@ -365,9 +393,9 @@ class ModelEvaluator(VectorEvaluator):
             out[:cut] = _SCALE * torch.randn(cut, generator=draw).to(out)
 
         for row in range(_DRAWS):
-            self._replica.load(build, row)
-            with self._replica.context():
-                if beyond_probabilities(self._replica.module(x)):
+            self._load(state, build, row)
+            with self._context():
+                if beyond_probabilities(self._module(x)):
                     return True
         return False
 
@@ -378,35 +406,3 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
     )
-
-
-class _Sums:
-    """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
-
-    def __init__(
-        self, models: int, classes: int | None, batches: int, device: torch.device, form: OutputForm | None = None
-    ) -> None:
-        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
-        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
-        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
-        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
-        self.metric = torch.zeros(models, dtype=torch.float64)
-
-    def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models.
-
-        Args:
-            support: ``[M]``, the number of samples of each class. None: the result has no ``"correct"`` and no
-                ``"loss"``.
-            measured: whether a metric was computed; only then the result has ``"metric"``.
-        """
-        values = {"metric": self.metric} if measured else {}
-        if support is not None:
-            loss = torch.zeros(len(self.losses), dtype=torch.float64)
-            # One column after the other: the rounding of sum(-1) depends on the number of rows.
-            losses, correct = to_host([self.losses, self.correct])
-            for column in losses.double().unbind(1):
-                loss = loss + column
-            values |= {"correct": correct, "loss": loss / support.sum()}
-        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
-        return Scores(values, support, outputs)

@@ -20,7 +20,7 @@ a torchmetrics metric                  its value for ``forward(x)`` and ``y`` ov
 The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. All measures
 except logged values are computed from outputs, on CUDA of many models at once. Logged values are for any task: batches
 may be of any kind, there may be several validation loaders, and models are validated one after the other as a Trainer
-does it, each in a fresh copy of the module. A model's value is the value that ``trainer.validate`` would log on the
+does it, in the fit's module, which is restored. A model's value is the value that ``trainer.validate`` would log on the
 whole validation set (``limit_val_batches`` matters only for loaders without a length). With several loaders
 ``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by size.
 Random numbers are the same for every model. In YAML a metric is a class path::

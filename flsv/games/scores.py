@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from flsv.utilities.host_copies import to_host
 
 #: Names of classifiers' scores that :meth:`Scores.value` takes.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
@@ -110,3 +112,33 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
 def loss_dtype(device: torch.device) -> torch.dtype:
     """Return float64 where the device has it, else float32."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Sums:
+    """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
+
+    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None) -> None:
+        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
+        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
+        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
+        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.metric = torch.zeros(models, dtype=torch.float64)
+
+    def scores(self, support: Tensor | None, measured: bool) -> Scores:
+        """Return the scores of all models.
+
+        Args:
+            support: ``[M]``, the number of samples of each class. None: the result has no ``"correct"`` and no
+                ``"loss"``.
+            measured: whether a metric was computed; only then the result has ``"metric"``.
+        """
+        values = {"metric": self.metric} if measured else {}
+        if support is not None:
+            loss = torch.zeros(len(self.losses), dtype=torch.float64)
+            # One column after the other: the rounding of sum(-1) depends on the number of rows.
+            losses, correct = to_host([self.losses, self.correct])
+            for column in losses.double().unbind(1):
+                loss = loss + column
+            values |= {"correct": correct, "loss": loss / support.sum()}
+        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
+        return Scores(values, support, outputs)

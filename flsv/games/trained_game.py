@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.core.fields import TrainedCoalitions
@@ -45,7 +46,6 @@ class TrainedGame:
         trained: the coalitions and their models.
         evaluator: the evaluator of ``measure``.
         measure: the performance measure.
-        fallback: a function ``(build, count)`` that returns the utilities of models whose outputs are not kept.
 
     Attributes:
         by: the score of predicted outputs; None if the outputs are not kept.
@@ -57,9 +57,8 @@ class TrainedGame:
         trained: TrainedCoalitions,
         evaluator: Any,
         measure: str | ModelScore,
-        fallback: Callable[[Callable[[int, Tensor], None], int], Tensor],
     ) -> None:
-        self._trained, self._evaluator, self._measure, self._fallback = trained, evaluator, measure, fallback
+        self._trained, self._evaluator, self._measure = trained, evaluator, measure
         self.by = OutputScore.of(evaluator, measure)
         self.outputs: Tensor | None = None
 
@@ -69,10 +68,17 @@ class TrainedGame:
         return self._trained.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``."""
-        build = self._trained.builder(masks)
-        if self.by is None:
-            return self._fallback(build, len(masks))
-        scores = self._evaluator.evaluate(build, len(masks), keep=True)
+        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``. They are NaN
+        for the full coalition if it is scored only when all hooks of the round have been called."""
+        if self._trained.before is not None and not self._evaluator.asks_clients:
+            before = self._trained.before(self._measure)
+            self.outputs = None if self.by is None else _and_nan(before.outputs)
+            return _and_nan(utility_of(before, self._measure))
+        keep = {} if self.by is None else {"keep": True}
+        scores = self._evaluator.evaluate(self._trained.builder(masks), len(masks), **keep)
         self.outputs = scores.outputs
         return utility_of(scores, self._measure)
+
+
+def _and_nan(first: Tensor) -> Tensor:
+    return torch.cat([first, torch.full_like(first, torch.nan)])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.copy_module import copy_module
+from flsv.games.lent_module import lent
 from flsv.utilities.seeding import isolated_rngs
 
 #: The number of untrained models that are evaluated.
@@ -24,7 +24,7 @@ def untrained_models(
     weights are those of ``initial``.
 
     Args:
-        module: the module, which is not changed.
+        module: the module, which is restored.
         initial: the module's ``state_dict`` before the first round.
         space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
@@ -44,13 +44,12 @@ def untrained_models(
         return None
 
     def build(index: int, out: Tensor) -> None:
-        own = copy_module(module)
-        own.load_state_dict(initial)
-        with isolated_rngs(seed, "untrained", index):
-            for layer in own.modules():
+        with lent(module), isolated_rngs(seed, "untrained", index):
+            module.load_state_dict(initial, strict=False)  # training may have registered buffers
+            for layer in module.modules():
                 reset: Any = getattr(layer, "reset_parameters", None)
                 if callable(reset):
                     reset()
-        space.read(own, out=out)
+            space.read(module, out=out)
 
     return build

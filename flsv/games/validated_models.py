@@ -6,72 +6,31 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
-from itertools import islice
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor, nn
 
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.check_copies import check_copies
-from flsv.games.copy_module import copy_module
-from flsv.games.replica import named_tensors
+from flsv.games.lent_module import lent, put_private
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
-#: Types of objects that a module only reads: all copies of the module share them.
-_SHARED = (Dataset, DataLoader, L.LightningDataModule)
-
-
-@torch.no_grad()
-def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
-    """Make a copy of a module, load the model ``vector [P]`` into it, and return it; its layers keep their mode.
-
-    A user's ``validation_step`` may count, collect outputs or keep the best value so far. So every model is evaluated
-    in a copy of its own, which has the module's current Python state, metrics and buffers. A model's score then depends
-    only on the model's vector and on the fit's module. Tensors in ``private``, ``{name: tensor}``, replace the module's
-    state of these names that vectors do not hold. The space's constant parameters are shared, not copied.
-
-    Raises:
-        ConfigurationError: the module cannot be copied.
-    """
-    instead: dict[int, Any] = {id(tensor): tensor for tensor in space.constants(module).values()}
-    for layer in module.modules():
-        for value in vars(layer).values():
-            instead.update(_shared(value))
-    own = copy_module(module, instead)
-    space.write(own, vector)
-    for name, tensor in named_tensors(own):
-        if name in private and name not in space.names:
-            tensor.copy_(private[name])
-    return own
-
-
-def _shared(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield ``(id(object), object)`` for every data set, loader or data module in ``value``, an attribute of a module;
-    the module's copies share these objects.
-    """
-    if isinstance(value, _SHARED):
-        yield id(value), value
-    elif type(value) in (list, tuple, dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _shared(part)
 
 
 class ValidatedModels(VectorEvaluator):
     """Evaluator of models of any task by the values that they log. It runs ``validation_step`` and the validation hooks
-    around it for one model after the other, each in its own copy of the module.
+    around it for one model after the other, in the fit's module, which is restored after each model.
 
     A model's score depends only on its vector and the fit's module: Python's, NumPy's and torch's global generators are
-    in the same state before every model, and are restored afterwards. The module, its trainer and its loggers are not
+    in the same state before every model, and are restored afterwards. The module's trainer and its loggers are not
     changed.
 
     Args:
@@ -134,6 +93,19 @@ class ValidatedModels(VectorEvaluator):
                 rows.append(self._numbers(run.logged()))
         return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
 
+    @torch.no_grad()
+    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
+        """Return the values that the fit's own validation has just logged, if it has validated all samples after this
+        round, or else those of a validation of the module as it is; see :meth:`VectorEvaluator.live`."""
+        trainer: Any = self._trainer
+        logged = dict(trainer.callback_metrics)
+        every = trainer.check_val_every_n_epoch or 1
+        whole = trainer.limit_val_batches == 1.0 and not trainer.overfit_batches
+        if after_round is None or (after_round + 1) % every or not whole or not {*self._names} <= logged.keys():
+            with self._validation(None) as run:
+                logged = run.logged()
+        return Scores({n: torch.tensor([value], dtype=torch.float64) for n, value in self._numbers(logged).items()})
+
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """Compute the gradient of a logged value at the model ``vector``.
 
@@ -151,38 +123,31 @@ class ValidatedModels(VectorEvaluator):
         return self._derive(vector, name)[1]
 
     def attempt(self) -> None:
-        """Evaluate the fit's module as it is and check that copies of it are independent, to find errors before
-        training.
+        """Evaluate the fit's module as it is, to find errors before training.
 
         Raises:
-            ConfigurationError: a value that a metric needs is not logged or has no gradient, or the module cannot be
-                copied.
+            ConfigurationError: a value that a metric needs is not logged or has no gradient.
         """
-        module = self._trainer.lightning_module
-        start = self.space.read(module)
+        start = self.space.read(self._trainer.lightning_module)
         logged = self(start[None])
-        first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
-
-        def outputs(vector: Tensor) -> Any:
-            with isolated_rngs(self._seed, "utility"):
-                own = fresh_copy(module, self.space, vector, {})
-                return ValidationRun(self._trainer, own, first).logged()
-
-        check_copies(module, self.space, outputs, sensitive=False)
         for name in self._derived:
             self._check_gradient(name, start, float(logged.value(name)))
 
     @contextmanager
-    def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Yield a :class:`ValidationRun` of a copy of the module with the model ``vector [P]``, with the same random
-        numbers for every model."""
+    def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
+        """Yield a :class:`ValidationRun` of the module with the model ``vector [P]``, or of the module as it is, with
+        the same random numbers for every model. Restore the module when the context ends."""
+        module = self._trainer.lightning_module
         with (
-            isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),
+            lent(module, self.space),
+            isolated_rngs(self._seed, "utility"),
             torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
         ):
-            own = fresh_copy(self._trainer.lightning_module, self.space, vector, self._private())
-            yield ValidationRun(self._trainer, own, self._loaders)
+            if vector is not None:
+                self.space.write(module, vector)
+                put_private(module, self.space, self._private())
+            yield ValidationRun(self._trainer, module, self._loaders)
 
     def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
         for name in self._names:

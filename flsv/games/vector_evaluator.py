@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.scores import Scores
@@ -46,3 +46,14 @@ class VectorEvaluator(ABC):
         """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`), with one model or one
         chunk of models in memory at a time.
         """
+
+    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
+        """Compute the scores of the fit's module as it is, with all state that hooks have given it.
+
+        Args:
+            module: the fit's module.
+            after_round: the index of the round that has just ended, so that the values that the fit's own validation
+                has logged are those of the module; None: they are not.
+            keep: whether the scores also hold the outputs.
+        """
+        return self(self.space.read(module)[None])

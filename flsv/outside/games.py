@@ -17,10 +17,10 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.validation import KeptBatches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.coalition_games import CoalitionGames
-from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
+from flsv.games.lent_module import module_device
+from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.replica import module_device
 from flsv.utilities.errors import ConfigurationError
 
 #: Name under which a plain network's loss is logged.
@@ -72,7 +72,7 @@ def games_outside_fit(
         try:
             evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}{suggest_logged_value(trainer, inner, loader)}") from error
+            raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
     return CoalitionGames(evaluator, validated=make_evaluators(trainer, inner, loader, measures))
 
 

@@ -17,11 +17,9 @@ from flsv._lightning.rounding import rounding_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.games.vector_evaluator import row_builder
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.train_fits import train_fits
@@ -44,9 +42,6 @@ class EndedRun:
         folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
         settings: the settings that these utilities depend on.
         resumed: whether the run was resumed, so that utilities that are already in the folder belong to it.
-        model: ``[P]``, the global model after the last round.
-        last: the index of that round.
-        delivered: ``[P]``, the model in the module after training, which callbacks may have changed.
         weights: ``[n]``, the clients' weights in the federation's average.
         games: the run's :class:`flsv.games.CoalitionGames`.
     """
@@ -57,9 +52,6 @@ class EndedRun:
     folder: Path | None
     settings: Mapping[str, str]
     resumed: bool
-    model: Tensor
-    last: int
-    delivered: Tensor
     weights: Tensor
     games: Any
 
@@ -124,8 +116,6 @@ class AfterTheRun:
             return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            if metric.valued[-1] == run.last and not torch.equal(run.model, run.delivered):
-                self._deliver(metric, run)
             for index, values in self._complete(metric, store, coalitions, run, scores[name]).items():
                 found[index][name] = values
         return found
@@ -135,13 +125,6 @@ class AfterTheRun:
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
-
-    def _deliver(self, metric: ShadowShapley, run: EndedRun) -> None:
-        """Score the model that hooks have changed after the last round, as an average of weights does."""
-        evaluator = run.games.evaluator_of(metric.measured_by)
-        keep = {"keep": True} if len(metric.outputs) else {}
-        scores = evaluator.evaluate(row_builder(run.delivered[None]), 1, **keep)
-        metric.deliver(utility_of(scores, metric.measured_by)[0], None if scores.outputs is None else scores.outputs[0])
 
     def _complete(
         self,

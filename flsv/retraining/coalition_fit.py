@@ -99,12 +99,22 @@ class CoalitionFits(Protocol):
 
 
 class Nowhere(DummyLogger):
-    """Logger that drops everything, with a folder into which callbacks may write files."""
+    """Logger that drops everything.
 
-    folder: str | None = None
+    Args:
+        folder: the folder into which modules and callbacks may write files.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
 
     @property
     def save_dir(self) -> str | None:
+        return self.folder
+
+    @property
+    def log_dir(self) -> str | None:
         return self.folder
 
 
@@ -152,13 +162,13 @@ class CoalitionScoring(GlobalModelScoring):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Store the module's weights after training; if they differ from the last round's global model, score them, and
-        replace the last round's scores."""
+        """Store the module's weights after training, and replace the last round's scores by those of the module after
+        all hooks of the end."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
-        if self.last == self._order.rounds[-1] and not torch.equal(self.delivered, self.models[0]):
-            self._score(module, self.last)
+        if self.last == self._order.rounds[-1]:
+            self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training.
@@ -192,7 +202,7 @@ def into_a_coalitions_fit(
     data: FederatedDataModule,
     measures: Mapping[str, str | ModelScore],
     order: FitOrder,
-    folder: str,
+    folder: str | None,
     end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
     """Change a federation's Trainer in place into one that trains a coalition and writes no checkpoints or logs.
@@ -202,7 +212,7 @@ def into_a_coalitions_fit(
         data: the federation's data module.
         measures: ``{name: performance measure}``.
         order: the coalition's order.
-        folder: a folder into which callbacks may write.
+        folder: a folder into which callbacks may write; None: they may write into the run's own folders.
         end: a function that is called when training has ended, after all hooks.
 
     Returns:
@@ -213,10 +223,8 @@ def into_a_coalitions_fit(
     callbacks: list[Any] = callbacks_of(trainer)
     own = [coalition_loop(c, c.config.sampler.among(order.members), order.seed) if is_loop(c) else c for c in callbacks]
     held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
-    held.loggers = [Nowhere() for _ in trainer.loggers]
-    for logger in held.loggers:
-        logger.folder = folder
-    held._default_root_dir = folder
+    held.loggers = [Nowhere(folder or each.log_dir or each.save_dir) for each in trainer.loggers]
+    held._default_root_dir = folder or trainer.default_root_dir
     held.profiler = PassThroughProfiler()
     held.save_checkpoint = nothing
 

@@ -7,7 +7,7 @@ models beside their own instead, as rows of one batched model (:mod:`flsv.retrai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.copy_module import copy_module
+from flsv.games.coalition_utility import utility_of
+from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
@@ -86,6 +87,7 @@ class CoalitionPlan:
         self._loaded: dict[str, Any] | None = None
         self._elsewhere, self._seed = False, 0
         self._cohort: float | None = None
+        self._scored: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: its models before and after the first round, and those of the
@@ -112,8 +114,10 @@ class CoalitionPlan:
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the forked process that keeps the fit's beginning, if there is one."""
+        """End the forked process that keeps the fit's beginning, if there is one, and forget the run's module."""
         self._kept.close()
+        self._ends: _Ends | None = None
+        self._games: Any = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
         """Check that the coalitions can be trained.
@@ -195,22 +199,27 @@ class CoalitionPlan:
             return []
         for metric in self._metrics.values():
             metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
-        start = copy_module(module)
-        start.load_state_dict(self._initial)
-        return [_Ends(self, space.read(start), weights)]
+        with lent(module):
+            module.load_state_dict(self._initial, strict=False)
+            nobody = space.read(module)
+        self._ends = _Ends(self, nobody, weights)
+        return [self._ends]
 
     # ---- what is said
 
-    def planned(self, num_clients: int, games: Any) -> None:
-        """Log how the coalitions are trained, and at what cost.
+    def planned(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
+        """Score the module before training, and log how the coalitions are trained, and at what cost.
 
         Args:
             num_clients: n, the number of clients.
             games: the run's :class:`flsv.games.CoalitionGames`.
+            module: the run's module.
         """
         if not self._metrics:
             return
-        masks = self.masks(num_clients)
+        self._games, masks = games, self.masks(num_clients)
+        if self._ends is not None and not self._elsewhere:
+            self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
         if self._elsewhere:
             text += " trained by the sites, beside their own models"
@@ -247,6 +256,26 @@ class CoalitionPlan:
         masks = self.masks(num_clients)
         where = "by the sites, beside their own models" if self._elsewhere else f"after the run ({self._cost(masks)})"
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
+
+    def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
+        """Score the run's module as it is after a round, for the metrics that have a value there: it is the full
+        coalition's.
+
+        Args:
+            module: the run's module, with the global model.
+            index: the round's index.
+            again: whether to score it even if that has been done, or will be, when other hooks have been called.
+            changed: whether hooks at the end of the run have changed its weights.
+        """
+        if self._ends is None or self._elsewhere or (index == self._scored and not again):
+            return
+        self._scored = None if again else index
+        for metric in self._metrics.values():
+            evaluator = self._games.evaluator_of(metric.measured_by)
+            if index in metric.valued[-1:] and (changed or not evaluator.asks_clients):
+                scores = evaluator.live(module, None if changed else index, keep=True)
+                outputs = None if scores.outputs is None else scores.outputs[0]
+                metric.deliver(utility_of(scores, metric.measured_by)[0], outputs)
 
     # ---- after the last round
 
@@ -289,10 +318,20 @@ class _Ends(Strategy):
 
     def __init__(self, plan: CoalitionPlan, nobody: Tensor, weights: Callable[[], Tensor]) -> None:
         self._plan, self._nobody, self._weights = plan, nobody, weights
+        self._before: dict[Any, Any] = {}
+
+    def score(self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]) -> None:
+        """Score the module with its initial weights by each measure."""
+        evaluators = {measure: games.evaluator_of(measure) for measure in measures}
+        with lent(module):
+            module.load_state_dict(initial, strict=False)
+            for measure, evaluator in evaluators.items():
+                if not evaluator.asks_clients:
+                    self._before[measure] = evaluator.live(module, keep=True)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
         self._plan.note_first(round)
         weights = self._weights()
         trained = round.trained or ends_of(self._nobody, round.server_vector, len(weights))  # or those of sites
-        return replace(trained, weights=weights)
+        return replace(trained, weights=weights, before=self._before.__getitem__ if self._before else None)

@@ -11,20 +11,20 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor, nn
+from torch import nn
 
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.copy_module import copy_module, deepcopy_with_closures
+from flsv.games.lent_module import lent
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit
 from flsv.server.round_server import NoModel
@@ -140,17 +140,12 @@ def as_it_was(data: FederatedDataModule, module: nn.Module | None) -> Iterator[N
     ``data.trainer``, the module's parameters and buffers, and the random state."""
     logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
     level = logger.level
-    tensors: Iterable[Tensor] = () if module is None else (*module.parameters(), *module.buffers())
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), nullcontext() if module is None else lent(module):
             warnings.simplefilter("ignore")  # the run itself has shown them
             yield
     finally:
         logger.setLevel(level)
         data.trainer = trainer
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
         restore_global_rngs(drawn)

@@ -8,18 +8,21 @@ of ``Trainer.fit``, with the coalition's members only. The run's own process doe
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -29,11 +32,15 @@ from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.performance import ModelScore
+from flsv.results.folder import run_folder
 from flsv.retraining.coalition_fit import FitOrder, FitResult, into_a_coalitions_fit, nothing
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
+from flsv.utilities.own_files import no_writes, own_view
 from flsv.utilities.supervisor import POLL_S, ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
 
+#: Folder of the coalitions' fits in the run's folder.
+FOLDER = ".coalitions"
 #: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
 LONGER, SECONDS = 20, 120
 
@@ -62,6 +69,7 @@ class ForkedFits:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._pipe, asked = Pipe()
+        self._trainer = trainer
         self.begun, self._since = False, time.monotonic()
         self._waiting = quiet_fork()
         if self._waiting:
@@ -90,7 +98,7 @@ class ForkedFits:
         spent = time.monotonic() - self._since
         left = dict(enumerate(orders))
         try:
-            with ended_by_sigterm() as check, TemporaryDirectory() as folder:
+            with ended_by_sigterm() as check, self._folder_of_fits() as folder:
                 self._pipe.send_bytes(pickle.dumps((list(orders), folder, cores(), SECONDS + LONGER * spent)))
                 while left:
                     while not self._pipe.poll(POLL_S):
@@ -106,6 +114,19 @@ class ForkedFits:
         finally:
             if left:
                 self.close()
+
+    @contextmanager
+    def _folder_of_fits(self) -> Iterator[str]:
+        """Yield an empty folder in the run's folder, if it has one, and remove it when the context ends; remove first
+        what a killed process has left in it."""
+        root = run_folder(self._trainer).absolute()
+        folder = root / FOLDER if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """End the forked process that waits for orders, and the fits that it has begun."""
@@ -148,13 +169,26 @@ class ForkedFits:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
+        folder = self._own_files(trainer)
         held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
-        scoring = into_a_coalitions_fit(trainer, data, measures, order, self._folder, lambda: answer(scoring.result()))
+        scoring = into_a_coalitions_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
+
+    def _own_files(self, trainer: L.Trainer) -> str | None:
+        """Give this process a view of files of its own, and return None; if that is impossible, forbid it to write, and
+        return a folder into which it may."""
+        folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
+        try:
+            own_view(map(str, folders), self._folder)
+            return None
+        except OSError:
+            folder = tempfile.mkdtemp(dir=self._folder)
+            no_writes(folder)
+            return folder
 
 
 class _Ends(L.Callback):
@@ -171,6 +205,8 @@ class _Ends(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, NoModel):
             answer(self._result())  # the last finite model counts
+        if isinstance(exception, OSError) and exception.errno in (errno.EROFS, errno.EOVERFLOW):
+            fail(f"it writes {exception.filename!r}, where a coalition cannot have a file of its own")
         fail(f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, in_turn
 from flsv.core import is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -21,7 +22,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import VectorEvaluator, row_builder
+from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -92,6 +93,12 @@ class GlobalModelScoring(L.Callback):
             self.initial = copy.deepcopy(pl_module.state_dict())
         else:
             pl_module.load_state_dict(self.initial)
+        loop: Any = trainer.fit_loop
+        strategy: Any = trainer.strategy
+        if self._rounds is None:
+            strategy.on_train_end = in_turn(strategy.on_train_end, partial(self._end, trainer))
+        else:
+            loop.on_advance_end = in_turn(loop.on_advance_end, partial(self._end_round, trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callback: Any  # a FederatedLoop, of a higher layer
@@ -107,34 +114,28 @@ class GlobalModelScoring(L.Callback):
         seed = 0 if loop is None else loop.state.seed
         self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
         self.models = self.space.read(pl_module).expand(2, -1).clone()
-        self.before = self._evaluated(self.models[1:])
+        self.before = self._evaluated(pl_module)
         self.seconds += time.perf_counter() - start
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._rounds is None or trainer.current_epoch not in self._rounds:
-            return
-        self._score(pl_module, trainer.current_epoch)
-        if trainer.current_epoch == self._rounds[-1]:
+    def _end_round(self, trainer: L.Trainer) -> None:
+        """Score the model when all hooks of a round have been called."""
+        index, rounds = trainer.current_epoch - 1, self._rounds or ()
+        if index in rounds:
+            self._score(trainer.lightning_module, index, after_round=index)
+        if index == rounds[-1]:
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._rounds is None:
-            self._score(pl_module, trainer.current_epoch - 1)
+    def _end(self, trainer: L.Trainer) -> None:
+        """Score the model when all hooks of the end have been called."""
+        self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
-    def _evaluated(self, models: torch.Tensor) -> list[Scores]:
-        # Clones: a forward pass may change weights, as an embedding's with max_norm does.
-        build = row_builder(models.clone())
-        return [
-            each.evaluate(build, len(models), keep=True)
-            if isinstance(each, ModelEvaluator)
-            else each.evaluate(build, len(models))
-            for each in self._evaluators
-        ]
+    def _evaluated(self, module: L.LightningModule, after_round: int | None = None) -> list[Scores]:
+        return [each.live(module, after_round, keep=True) for each in self._evaluators]
 
-    def _score(self, module: L.LightningModule, index: int) -> None:
+    def _score(self, module: L.LightningModule, index: int, after_round: int | None = None) -> None:
         start = time.perf_counter()
         self.models[0] = self.space.read(module)
-        self.after[index] = self._evaluated(self.models[:1])
+        self.after[index] = self._evaluated(module, after_round)
         self.last = index
         self.seconds += time.perf_counter() - start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import multiprocessing
 import os
 import random
@@ -17,7 +18,11 @@ from contextlib import suppress
 import torch
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+#: The C library; None where a process cannot be forked.
+LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_FIXED = 0x10  # MAP_FIXED
+#: Size in bytes up to which a fork copies a file that is mapped into memory.
+_COPIED = 2**28
 #: Classes of threads that may run at a fork: TensorBoard's writer and the monitor of progress bars hold no lock that a
 #: child needs.
 _HARMLESS = ("_AsyncWriterThread", "TMonitor")
@@ -33,7 +38,7 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
         >>> why_not_fork() is None or "process" in why_not_fork()
         True
     """
-    if _LIBC is None:
+    if LIBC is None:
         return "processes are forked on Linux only"
     if device is not None and device.type != "cpu":
         return "a process that uses an accelerator cannot be forked"
@@ -97,7 +102,8 @@ def quiet_fork() -> int:
         for standard in range(3):
             os.dup2(null, standard)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        _own_positions()
+        _own_memory()
+        _own_descriptors()
         torch.set_num_threads(1)  # a pool of threads does not outlive a fork
         os.close(write)
     except BaseException:
@@ -108,16 +114,16 @@ def quiet_fork() -> int:
 def as_a_child(parent: int) -> None:
     """Make this process end when its parent ends, and at SIGTERM and SIGINT."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
-    if _LIBC is not None:
-        _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if LIBC is not None:
+        LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _own_positions() -> None:
-    """Reopen all regular files that are open for reading."""
+def _own_descriptors() -> None:
+    """Put copies in place of files that are open, and let those for writing alone lead nowhere."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"
@@ -127,8 +133,36 @@ def _own_positions() -> None:
             if not os.path.isfile(f"{folder}/{name}"):
                 continue
             flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
-            if flags & os.O_ACCMODE == os.O_RDONLY:
-                own = os.open(f"{folder}/{name}", os.O_RDONLY)
-                os.lseek(own, place, os.SEEK_SET)
-                os.dup2(own, number)
-                os.close(own)
+            if flags & os.O_ACCMODE == os.O_RDWR:
+                own = os.memfd_create(name)
+                size = os.fstat(number).st_size
+                while (done := os.lseek(own, 0, os.SEEK_END)) < size and os.sendfile(own, number, done, size - done):
+                    pass
+            else:
+                read = flags & os.O_ACCMODE == os.O_RDONLY
+                own = os.open(f"{folder}/{name}" if read else os.devnull, flags & os.O_ACCMODE)
+            os.lseek(own, place, os.SEEK_SET)
+            fcntl.fcntl(own, fcntl.F_SETFL, flags)
+            os.dup2(own, number)
+            os.close(own)
+
+
+def _own_memory() -> None:
+    """Put private copies in place of all memory that this process shares with its parent. A large file in memory is not
+    copied before this process writes to it."""
+    assert LIBC is not None
+    maps = "/proc/self/maps"
+    for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
+        place, rights, offset, _, _, *path = line.split(maxsplit=5)
+        if not rights.startswith("rw-s") or (path and path[0].startswith(("/dev/dri", "/dev/nvidia"))):
+            continue
+        start, end = (int(each, 16) for each in place.split("-"))
+        large = end - start > _COPIED and path and os.path.isfile(path[0])
+        file = os.open(path[0], os.O_RDONLY) if large else -1
+        before = ctypes.string_at(start, end - start) if file < 0 else b""
+        kind = _FIXED | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
+        sizes = (ctypes.c_size_t(end - start), mmap.PROT_READ | mmap.PROT_WRITE, kind, file)
+        LIBC.mmap(ctypes.c_void_p(start), *sizes, ctypes.c_long(int(offset, 16) if file >= 0 else 0))
+        ctypes.memmove(start, before, len(before))
+        if file >= 0:
+            os.close(file)

@@ -49,7 +49,6 @@ def supervise(
     tasks: Iterable[tuple[Name, Task]],
     jobs: int = 1,
     limit_s: float | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks in child processes, and yield each task's name and answer when it ends.
 
@@ -60,7 +59,7 @@ def supervise(
         >>> failed
         ChildFailed('ZeroDivisionError: division by zero')
     """
-    waiting, running, done = iter(tasks), list[_Child](), 0
+    waiting, running = iter(tasks), list[_Child]()
     owner, more = os.getpid(), True
     with ended_by_sigterm() as check:
         try:
@@ -74,9 +73,6 @@ def supervise(
                 select.select([child.pipe for child in running], [], [], POLL_S)
                 for child in [each for each in running if each.ended()]:
                     running.remove(child)
-                    done += 1
-                    if progress is not None:
-                        progress(done)
                     yield child.name, child.answer()
         finally:
             if os.getpid() == owner:  # a child that goes on leaves its siblings alone

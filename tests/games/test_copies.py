@@ -1,6 +1,5 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.games.copy_module import copy_module
-from flsv.metrics import LeaveOneOut, PartialFederatedShapley
-from flsv.personalization import FedFomo
+from flsv.metrics import PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit
+from helpers.fits import fit, vector
 from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
@@ -93,12 +91,6 @@ def normed() -> Kept:
     return module
 
 
-def frozen(module: Kept) -> Any:
-    """Its weights as they are now, as a trace may hold them."""
-    net = copy.deepcopy(module.net)
-    return lambda x: net(x)
-
-
 RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(module)": lambda: eager(Kept()),
     "module.compile()": in_place,
@@ -114,11 +106,10 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "lambda as forward": own_forward,
     "hook": hooked,
 }
-BOUND = "something that it keeps or calls is bound to the original"
-WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "lambda of a list": (lambda: Kept(lambda module: (lambda held: lambda x: held[0].net(x))([module])), BOUND),
-    "under a head of zeros": (LastLayer, BOUND),
-    "frozen": (lambda: Kept(frozen), "the same outputs whatever its weights are"),
+#: Kinds whose copies use the original.
+BOUND: dict[str, Callable[[], Any]] = {
+    "lambda of a list": lambda: Kept(lambda module: (lambda held: lambda x: held[0].net(x))([module])),
+    "under a head of zeros": LastLayer,
 }
 
 
@@ -139,26 +130,24 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     assert not any(layer._compiled_call_impl for layer in own.modules())
 
 
-@pytest.mark.parametrize(
-    ("asks", "kind"),
-    [*(("game", kind) for kind in WRONG), ("logged", "lambda of a list"), ("personalizer", "lambda of a list")],
-)
-def test_module_whose_copy_uses_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
-    make, message = WRONG[kind]
-    arguments: dict[str, Any] = {
-        "game": {"metrics": {"sv": PartialFederatedShapley()}},
-        "logged": {"metrics": {"sv": PartialFederatedShapley(performance="val_loss", mode="min")}},
-        "personalizer": {"personalizer": FedFomo()},
-    }
-    module = make()
-    module.may_train = False
-    data = toy_data(server_val=0.2, client_val=0.2)
-    with pytest.raises(ConfigurationError, match=message):
-        fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
+@pytest.mark.parametrize("kind", BOUND)
+@pytest.mark.parametrize("by", ["negative_loss", "val_loss"])
+def test_models_are_evaluated_in_the_module_itself(tmp_path: Path, kind: str, by: str) -> None:
+    """Whatever it keeps or calls, all is as it was afterwards."""
+    modules = [BOUND[kind](), BOUND[kind]()]
+    for module in modules:
+        module.load_state_dict(modules[0].state_dict())
+        module.stream = (number for number in range(3))  # nothing copies it
+    sv = PartialFederatedShapley(performance=by, mode="min" if by == "val_loss" else None)
+    loop = FederatedLoop(metrics={"sv": sv}, seed=2)
+    fit(loop, tmp_path, modules[0], toy_data(server_val=0.2))
+    fit(FederatedLoop(seed=2), tmp_path, modules[1], toy_data(server_val=0.2))
+    assert torch.equal(vector(modules[0]), vector(modules[1]))
+    assert len(loop.contributions["sv"].unique()) > 1
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_copied_modules_follow_changes_of_the_originals_buffers_and_attributes(backend: Any) -> None:
+def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend: Any) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
@@ -174,9 +163,8 @@ def test_copied_modules_follow_changes_of_the_originals_buffers_and_attributes(b
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-20 - torch.tensor(2.0).log().item())
 
 
-def test_attribute_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
+def test_attribute_that_cannot_be_copied_is_named() -> None:
     module = Kept()
-    module.may_train = False
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match=r"Kept cannot be copied.*: Kept\.net\.stream \(generator\)"):
-        fit(FederatedLoop(metrics={"loo": LeaveOneOut()}, seed=0), tmp_path, module, toy_data(server_val=0.2))
+        copy_module(module)

@@ -10,14 +10,15 @@ from flsv.metrics import ShadowShapley
 
 
 class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round, the coalitions' members, and their outputs."""
+    """Keeps the utilities after the last round and after the first, the coalitions' members, and their outputs."""
 
     game: Tensor
+    first: Tensor
     members: list[Members]
     trained: Tensor | None
 
     def complete(self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any) -> Any:
-        game = torch.cat([self.ends[-1].flatten(), utilities[-1].flatten()])
+        first, game = (torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1))
         trained = None if outputs is None else torch.cat([self.outputs[-1], outputs[-1]])
-        vars(self).update(game=game, members=members_of(masks), trained=trained)
+        vars(self).update(first=first, game=game, members=members_of(masks), trained=trained)
         return super().complete(masks, utilities, outputs, *how)

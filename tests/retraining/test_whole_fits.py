@@ -139,7 +139,7 @@ class Lucky(Manual):
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
     loop, _ = fitted(Kind(Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")})
     metric: Any = loop.metrics["shadow"]
-    assert metric.game.flatten().tolist() == [metric.game[0].item()] * 8
+    assert metric.game[1:].tolist() == [metric.game[1].item()] * 7  # the first one has not trained
 
 
 class Locked(L.Callback):

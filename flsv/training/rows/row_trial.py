@@ -1,8 +1,7 @@
 """Trial, before the first round, of the training of models as rows of one batched model.
 
-A copy of the module trains on a few batches of a client twice: as the Trainer would train it, and as one of two rows.
-The fit's module, optimizers, metrics and trainer are only read, and the random state is restored, so that the trial
-does not change the training.
+The module trains on a few batches of a client twice: as the Trainer would train it, and as one of two rows. Afterwards
+the module and the random state are restored; the fit's optimizers and trainer are only read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from flsv._lightning.evaluation import as_given, each_loader
 from flsv._lightning.rounding import SHARED, Rounding, rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.validated_models import fresh_copy
+from flsv.games.lent_module import lent
 from flsv.training.cohort_loader import CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
 from flsv.training.rows.row_step import (
@@ -76,14 +75,13 @@ def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
     first = [KeptBatches(islice(loader, 1)) for loader in loaders]
     if not sum(map(len, first)):
         return ""
-    with isolated_rngs(0, "trial of validation"), torch.inference_mode(False):
-        copied = fresh_copy(module, space, space.read(module), {})
-        before = space.unflatten(space.read(copied))
-        watch = Watch(copied, GENERATORS, counts=True)
-        ValidationRun(trainer, copied, first).logged()
-        after = space.unflatten(space.read(copied))
-    names = [repr(name) for name in space.names if not torch.equal(before[name], after[name])]
-    return ", ".join((names or [*map(repr, watch.values_changed())])[:3])
+    with isolated_rngs(0, "trial of validation"), torch.inference_mode(False), lent(module, space):
+        before = space.unflatten(space.read(module))
+        watch = Watch(module, GENERATORS, counts=True)
+        ValidationRun(trainer, module, first).logged()
+        after = space.unflatten(space.read(module))
+        names = [repr(name) for name in space.names if not torch.equal(before[name], after[name])]
+        return ", ".join((names or [*map(repr, watch.values_changed())])[:3])
 
 
 def try_rows(
@@ -94,8 +92,8 @@ def try_rows(
     unstacked: Collection[str] = (),
     draws: Collection[str] = (),
 ) -> set[str]:
-    """Train a copy of a trainer's module on a client's first batches, as usual and as two rows of one batched model,
-    and compare the results.
+    """Train a trainer's module on a client's first batches, as usual and as two rows of one batched model, compare the
+    results, and restore the module.
 
     Args:
         trainer: the trainer, with its optimizers set up and its data assigned to clients.
@@ -109,11 +107,11 @@ def try_rows(
         Names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: the module cannot be copied or trained as rows, or the results differ; see its ``reason``.
+        NotBatched: the module cannot be trained as rows, or the results differ; see its ``reason``.
     """
     module = trainer.lightning_module
-    with isolated_rngs(seed, "trial of rows"):
-        own = _copied_fit(trainer, space)
+    with isolated_rngs(seed, "trial of rows"), lent(module, space):
+        own = _stand_in(trainer)
         copied, optimizer = own.lightning_module, own.optimizers[0]
         given = _first_batches(trainer, own, seed)
         start = _values(copied)
@@ -139,16 +137,13 @@ def try_rows(
     return unused
 
 
-def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
-    """Return a stand-in for a trainer with copies of its module and its optimizer.
+def _stand_in(trainer: L.Trainer) -> L.Trainer:
+    """Return a stand-in for a trainer, with its module and a copy of its optimizer.
 
     The copied optimizer has the schedules' base learning rates: at a learning rate of 0 (warm-up) a trial would find no
     differences."""
-    module = trainer.lightning_module
-    with refusing(module):
-        copied = fresh_copy(module, space, space.read(module), {})
-    own = stand_in(trainer, copied)
-    same = {id(old): new for old, new in zip(module.parameters(), copied.parameters())}
+    own = stand_in(trainer, trainer.lightning_module)
+    same = {id(each): each for each in trainer.lightning_module.parameters()}
     own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
     for group in own.optimizers[0].param_groups:  # a warm-up may begin at 0, which would hide all differences
         group["lr"] = group.get("initial_lr") or group["lr"]
@@ -212,7 +207,7 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
 
     Args:
         trainer: the fit's trainer, with its data module.
-        own: the trainer of the module's copy, which transfers the batches.
+        own: the stand-in of the trainer, which transfers the batches.
         seed: the run's seed.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
@@ -226,7 +221,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
     """Train a trainer's module on batches, one step per batch, as the Trainer would.
 
     Args:
-        trainer: the trainer of the module's copy.
+        trainer: the stand-in of the trainer.
         given: the batches.
 
     Returns:

@@ -1,0 +1,121 @@
+"""LentModule: a fit's own module, lent for evaluations of other models, and restored afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from flsv.core.parameter_space import ParameterSpace
+
+#: Types of objects that a module only reads, or that are restored by other means.
+_LEFT = (Dataset, DataLoader, L.LightningDataModule, L.Trainer, L.Callback, Optimizer)
+
+
+class LentModule:
+    """The state of a module, to which :meth:`restore` sets the module back after another model's evaluation.
+
+    The state is that of parameters, buffers, layers' modes and attributes, and of the lists, dictionaries and other
+    objects in attributes. Data sets, loaders, callbacks, optimizers and trainers are left alone.
+
+    Args:
+        module: the module.
+        space: the map between the module and its vectors ``[P]``, whose constant parameters are left alone; None: all
+            parameters are restored.
+    """
+
+    def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
+        constant = set() if space is None else {id(each) for each in space.constants(module).values()}
+        self._gradients = [(each, each.requires_grad, each.grad) for each in module.parameters()]
+        found: list[Any] = [each for each in named_tensors(module).values() if id(each) not in constant]
+        self._held: list[tuple[Any, Any]] = []
+        self._arrays: list[tuple[Any, Any]] = []
+        self._hold(vars(module), found, {*constant, *map(id, found)})
+        self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
+
+    def _hold(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
+        """Store a copy of a container, and of all containers and objects in it."""
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, np.ndarray):
+            self._arrays.append((value, value.copy()))
+        elif isinstance(value, dict | list | set | deque | tuple):
+            self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
+            for each in list(value.values() if isinstance(value, dict) else value):
+                self._hold(each, tensors, seen)
+        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _of_python(type(value)):
+            self._hold(vars(value), tensors, seen)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the module back to its state at construction."""
+        for holder, before in self._held:
+            if not _same(holder, before):
+                holder.clear()
+                (holder.update if isinstance(holder, dict | set) else holder.extend)(before)
+        for array, before in self._arrays:
+            if array.flags.writeable:
+                array[...] = before
+        for entry in self._tensors:
+            tensor, version, before = entry
+            if tensor._version != version:
+                tensor.copy_(before)
+                entry[1] = tensor._version
+        for parameter, flag, gradient in self._gradients:
+            parameter.requires_grad, parameter.grad = flag, gradient
+
+
+def _of_python(kind: type) -> bool:
+    """Return whether a type is of Python's own, as functions, loggers and threads are."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+def _same(holder: Any, before: Any) -> bool:
+    """Return whether a container still holds the same objects."""
+    if len(holder) != len(before):
+        return False
+    if isinstance(holder, dict):
+        return all(key in holder and holder[key] is value for key, value in before.items())
+    return holder == before if isinstance(holder, set) else all(a is b for a, b in zip(holder, before))
+
+
+@contextmanager
+def lent(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[LentModule]:
+    """Yield a module's state, and restore it when the context ends."""
+    state = LentModule(module, space)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def module_device(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter or buffer; the CPU if it has none."""
+    return next((tensor.device for tensor in named_tensors(module).values()), torch.device("cpu"))
+
+
+@torch.no_grad()
+def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
+    """Write the state that vectors do not hold, ``{name: tensor}``, into a module; other names are passed over."""
+    own = named_tensors(module) if private else {}
+    for name, value in private.items():
+        if name in own and name not in space.names and own[name].shape == value.shape:
+            own[name].copy_(value)

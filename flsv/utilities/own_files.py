@@ -1,0 +1,118 @@
+"""A process's own view of the file system: it reads all files, and what it writes, no other process sees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flsv.utilities.forks import LIBC
+
+_NEW_NAMESPACES = (0x00020000, 0x10020000)  # CLONE_NEWNS, which root may, and CLONE_NEWUSER with it
+_PRIVATE, _BIND, _READ_ONLY, _RECURSIVE = 0x44000, 0x1000, 1, 0x8000
+#: Top folders that are only read.
+_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
+_SET_MOUNT_ATTRIBUTES = 442
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def own_view(folders: Iterable[str], own: str) -> None:
+    """Let this process, a fork with one thread, see what it writes in place of the files there. No other process sees
+    it. Where that is impossible, as in the system's own folders, the process cannot write.
+
+    Args:
+        folders: the folders into which the process is known to write; they need not exist.
+        own: an empty folder, over which a file system in memory is mounted for this process.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    user, group, here = os.getuid(), os.getgid(), os.getcwd()
+    if _call("unshare", _NEW_NAMESPACES[0], failing=False):
+        _call("unshare", _NEW_NAMESPACES[1])
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+    _mount(None, "/", None, _PRIVATE)
+    lower = _opened([here, tempfile.gettempdir(), *folders])
+    _mount("tmpfs", own, "tmpfs")
+    drafts = f"/proc/self/fd/{os.open(own, os.O_PATH)}"
+    _read_only("/", _RECURSIVE)
+    for kept in (drafts, "/dev/shm"):
+        with suppress(OSError):
+            _read_only(kept, 0, clear=True)
+    for number, (place, held) in enumerate(lower.items()):
+        top, source = f"{drafts}/{number}", f"/proc/self/fd/{held}"
+        os.makedirs(f"{top}/upper")
+        os.mkdir(f"{top}/work")
+        with suppress(OSError):  # a file system that cannot be covered is seen as it is, but not written to
+            try:
+                _mount("overlay", place, "overlay", 0, f"lowerdir={source},upperdir={top}/upper,workdir={top}/work")
+            except OSError:
+                _mount(source, place, None, _BIND)
+        os.close(held)
+    os.chdir(here)
+
+
+def no_writes(own: str) -> None:
+    """Let Python raise an error whenever this process opens a file for writing that is not in ``own``, where temporary
+    files are made from now on; for systems that do not allow :func:`own_view`."""
+    tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
+
+    def checked(path: Any) -> Any:
+        if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(os.fsdecode(path)).startswith(allowed):
+            raise PermissionError(
+                f"it writes {os.fsdecode(path)}, and this system gives a process no view of files of its own "
+                "(namespaces of users). Write no files in hooks, or value the run by flsv retrain"
+            )
+        return path
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
+            checked(arguments[0])
+
+    sys.addaudithook(hook)
+    serialization: Any = torch.serialization
+    opened = serialization._open_zipfile_writer  # it opens files without Python
+    serialization._open_zipfile_writer = lambda name: opened(checked(name))
+
+
+def _opened(folders: Iterable[str]) -> dict[str, int]:
+    """Open the top folders, except those of the system, and below them ``folders`` and those on which other file
+    systems are mounted, the outer ones first; return ``{folder: descriptor}``."""
+    tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
+    mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
+    below = {each for each in {*mounted, *map(os.path.realpath, folders)} if f"/{each.split('/')[1]}" in tops}
+    held = {}
+    for place in sorted(tops | below):
+        with suppress(OSError):
+            held[place] = os.open(place, os.O_PATH | os.O_DIRECTORY)
+    return held
+
+
+def _read_only(place: str, flags: int, clear: bool = False) -> None:
+    attributes = (ctypes.c_uint64 * 4)(*((0, _READ_ONLY) if clear else (_READ_ONLY, 0)))
+    _call("syscall", _SET_MOUNT_ATTRIBUTES, -1, place.encode(), flags, attributes, ctypes.sizeof(attributes))
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+    given = [None if each is None else each.encode() for each in (source, target, kind, options)]
+    _call("mount", *given[:3], ctypes.c_ulong(flags), given[3])
+
+
+def _call(name: str, *arguments: Any, failing: bool = True) -> int:
+    """Call a function of the C library; raise OSError if it fails, unless not ``failing``."""
+    if LIBC is None:
+        raise OSError("there are no namespaces on this system")
+    status: int = getattr(LIBC, name)(*arguments)
+    if status and failing:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return status

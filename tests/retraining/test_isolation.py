@@ -1,0 +1,312 @@
+"""Coalitions are fits with a view of files of their own: they read the user's, and write none of them."""
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import Tensor
+
+from flsv import FederatedLoop, Reporting
+from flsv.sampling import FixedCohort
+from helpers.fits import trainer_for, vector
+from helpers.hidden_state import SEED, Base, Closure, data, entropy
+from helpers.recorded import Recorded
+
+ROUNDS, CLIENTS = 3, 3
+
+
+class SavesBest(L.Callback):
+    """Keeps the best model in a file, and delivers that."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.best = path, float("inf")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loss = abs(float(trainer.callback_metrics["val_loss"]) - 0.9)  # the best is not always the last
+        if loss < self.best:
+            self.best = loss
+            torch.save(pl_module.state_dict(), self.path)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.load_state_dict(torch.load(self.path, weights_only=True))
+
+
+class WritesMore(L.Callback):
+    """Writes as people do: a log that is open, files by round, a table, a folder."""
+
+    def __init__(self) -> None:
+        self.lines = open("log.txt", "a")  # noqa: SIM115 - until the end
+        self.lines.write("begun\n")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.lines.write(f"{trainer.current_epoch} {float(trainer.callback_metrics['val_loss'])}\n")
+        torch.save(vector(pl_module), f"epoch{trainer.current_epoch}.pt")
+        Path("models").mkdir(exist_ok=True)
+        with Path("models", "table.csv").open("a") as file:
+            file.write(f"{float(vector(pl_module).sum())}\n")
+        self.lines.flush()
+
+
+class ReadsFiles(Base):
+    """Its samples' weights lie in a folder, and are read when they are needed."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return float(Path("data/train/weight.txt").read_text()) * self.loss(batch)
+
+
+class OpenForBoth(Base):
+    """Reads what it has written into a file that is open for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = open("numbers.bin", "w+b")  # noqa: SIM115 - until the end
+        self.file.write(bytes(range(100, 200)))
+        self.file.flush()
+        self.file.seek(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        weight = self.file.read(1)[0] / 100
+        self.file.seek(-1, os.SEEK_CUR)
+        self.file.write(bytes([int(99 + 100 * weight) // 2 + 40]))
+        self.file.flush()
+        self.file.seek(-1, os.SEEK_CUR)
+        return weight * self.loss(batch)
+
+
+class InAMap(Base):
+    """Counts in a file that is mapped into memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = np.memmap("counts.bin", dtype="int64", mode="w+", shape=(2,))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.counts[0] += 1
+        return self.loss(batch) * (1 + 0.02 * float(self.counts[0]))
+
+
+class InSharedMemory(InAMap):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = np.frombuffer(mmap.mmap(-1, 4096), dtype="int64")
+
+
+class Draws(L.LightningModule):
+    """Draws pictures into the folder of its logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Base()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.inner.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", entropy(self(batch[0]), batch[1]))
+
+    def on_validation_end(self) -> None:
+        folder = os.path.join(self.logger.log_dir, "pictures")  # type: ignore[union-attr, arg-type]
+        os.makedirs(folder, exist_ok=True)
+        torch.save(0, os.path.join(folder, f"{self.current_epoch}.pt"))
+
+    def configure_optimizers(self) -> Any:
+        return self.inner.configure_optimizers()
+
+
+class NoFolder(DummyLogger):
+    """A logger of a service, without any folder."""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, in which the process works."""
+    return fill(tmp_path / "user", monkeypatch)
+
+
+def fill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "data" / "train").mkdir(parents=True)
+    (folder / "data" / "train" / "weight.txt").write_text("0.7")
+    (folder / "best.pt").write_bytes(b"the user's")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+Made = Callable[[], tuple[Any, list[L.Callback]]]
+
+
+def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tuple[Any, Any]:
+    module, callbacks = make()
+    metrics = {"shadow": Recorded(coalitions="singles", performance="negative_loss")} if shadow else {}
+    members = options.pop("members", None)
+    sampler = {} if members is None else {"sampler": FixedCohort(members)}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler)
+    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, data())
+    return loop, module
+
+
+def score(module: Any) -> float:
+    dealt = data()
+    dealt.setup("fit")
+    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    module.eval()
+    with torch.no_grad():
+        return -float(entropy(module(x), y))
+
+
+def files(folder: Path) -> dict[str, str]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def check(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int = 1, **options: Any) -> None:
+    """The metric's coalitions equal plain fits of the members, each in a folder of its own; the user's files are those
+    of a run without the metric."""
+    expected, without = [], {}
+    for members in (None, (0,), (1,), (2,)):
+        place = fill(tmp_path / f"plain {members}", monkeypatch)
+        _, module = fitted(make, place / "root", members=members, **options)
+        expected.append(score(module))
+        without = without or files(place)
+    for attempt in range(again):
+        place = fill(tmp_path / f"user {attempt}", monkeypatch)
+        loop, module = fitted(make, place / "root", shadow=True, **options)
+        found = loop.metrics["shadow"].game[1:].flatten()
+        torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+        assert score(module) == expected[0]
+        assert files(place) == without
+
+
+KINDS: dict[str, Made] = {
+    "a best model": lambda: (Base(), [SavesBest("best.pt")]),
+    "a best model by its absolute path": lambda: (Base(), [SavesBest(os.path.abspath("best.pt"))]),
+    "a best model elsewhere": lambda: (Base(), [SavesBest(os.path.abspath("../best.pt"))]),
+    "a best model in a new folder": lambda: (Base(), [MakesFolder(), SavesBest("new/best.pt")]),
+    "logs and tables": lambda: (Base(), [WritesMore()]),
+    "files that are read": lambda: (ReadsFiles(), []),
+    "a file open for both": lambda: (OpenForBoth(), []),
+    "a file in memory": lambda: (InAMap(), []),
+    "shared memory": lambda: (InSharedMemory(), []),
+    "a closure": lambda: (Closure(), []),
+}
+
+
+class MakesFolder(L.Callback):
+    def setup(self, *_: Any, **__: Any) -> None:
+        Path("new").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_coalitions_have_files_of_their_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(KINDS[name], tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_best_model_is_a_coalitions_own_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(KINDS["a best model"], tmp_path, monkeypatch, again=20)
+
+
+@pytest.mark.parametrize("logger", [lambda: CSVLogger("logs"), lambda: WithFolder()], ids=["files", "a service"])
+def test_module_writes_into_the_folder_of_its_logger(
+    logger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = fill(tmp_path / "user", monkeypatch)
+    loop, _ = fitted(lambda: (Draws(), []), place, shadow=True, logger=logger())
+    assert not loop.contributions["shadow"].isnan().any()
+
+
+class WithFolder(NoFolder):
+    @property
+    def log_dir(self) -> str:
+        return "service"
+
+
+def test_trainer_without_a_loggers_folder_trains_coalitions(user: Path) -> None:
+    for logger in (False, NoFolder()):
+        loop, _ = fitted(lambda: (Base(), []), user, shadow=True, logger=logger)
+        assert not loop.contributions["shadow"].isnan().any()
+
+
+def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
+    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    loop = FederatedLoop(
+        metrics={"shadow": Recorded(coalitions="singles")}, seed=SEED, reporting=Reporting(table=False)
+    )
+    (user / "root" / ".coalitions").mkdir(parents=True)
+    (user / "root" / ".coalitions" / "left").touch()  # by a run that was killed
+    trainer_for(loop, user / "root", ROUNDS).fit(Base(), data())
+    assert not loop.contributions["shadow"].isnan().any()
+    assert not list(temporary.iterdir())
+    assert not (user / "root" / ".coalitions").exists()
+
+
+class NoView:
+    def __call__(self, *_: Any) -> None:
+        raise OSError("not here")
+
+
+@pytest.mark.parametrize("name", ["a best model", "logs and tables", "a best model elsewhere"])
+def test_writes_are_refused_by_name_where_there_is_no_own_view(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = fill(tmp_path / "plain", monkeypatch)
+    fitted(KINDS[name], place / "root")
+    without = files(place)
+    monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
+    place = fill(tmp_path / "user", monkeypatch)
+    with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
+        loop, _ = fitted(KINDS[name], place / "root", shadow=True)
+    assert loop.contributions["shadow"].isnan().all()
+    assert files(place) == without
+
+
+def test_files_are_read_where_there_is_no_own_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
+    check(KINDS["files that are read"], tmp_path, monkeypatch)
+
+
+def test_write_into_the_systems_folders_is_named(user: Path) -> None:
+    with pytest.warns(UserWarning, match=r"it writes '?/etc/flsv-test"):
+        loop, _ = fitted(lambda: (Base(), [Outside(os.getpid())]), user, shadow=True)
+    assert loop.contributions["shadow"].isnan().all()
+
+
+class Outside(L.Callback):
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        if os.getpid() != self.owner:
+            Path("/etc/flsv-test").write_text("")
+
+
+class Hangs(Base):
+    """Client 1 alone never ends."""
+
+    def on_train_epoch_start(self) -> None:
+        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        while loop.state.cohort == [1]:
+            os.read(os.pipe()[0], 1)
+
+
+def test_coalition_that_hangs_is_named(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 5)
+    monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
+    with pytest.warns(UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 5 s"):
+        loop, _ = fitted(lambda: (Hangs(), []), user, shadow=True)
+    assert loop.contributions["shadow"].isnan().all()

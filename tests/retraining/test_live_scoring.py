@@ -1,0 +1,244 @@
+"""Coalitions score themselves by their live module: each equals a plain fit of its members, scored after the fit."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv import FederatedLoop, Reporting
+from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.sampling import FixedCohort, UniformSampler
+from flsv.server.round_server import NoModel
+from helpers.data import CLASSES
+from helpers.fits import trainer_for, vector
+from helpers.hidden_state import SEED, Base, Weak, data, entropy
+from helpers.recorded import Recorded
+
+ROUNDS = 3
+MEMBERS = ((), (0, 1, 2), (0,), (1,), (2,))
+QUIET = Reporting(table=False)
+
+
+class Logs(Base):
+    """Logs what its forward gives."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", entropy(self(batch[0]), batch[1]))
+
+
+class ValidatesWithAverage(Logs):
+    """Is trained with its weights, and used with their moving average, which is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = [copy.deepcopy(self.net).eval()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.training else self.average[0](x)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *_: Any) -> None:
+        old, new = self.average[0].state_dict(), self.net.state_dict()
+        mean = {n: 0.8 * old[n] + 0.2 * v if v.is_floating_point() else v for n, v in new.items()}
+        self.average[0].load_state_dict(mean)
+
+
+class Temperature(Logs):
+    temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.training else self.net(x) / self.temperature
+
+    def on_train_epoch_end(self) -> None:
+        self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
+
+
+class TemperatureAtTheEnd(Temperature):
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def on_train_end(self) -> None:
+        self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
+
+
+class Offsets(Logs):
+    """Its offsets are tuned on validation samples."""
+
+    offsets: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.training else self.net(x) + self.offsets
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.__dict__.setdefault("seen", []).append(self.net(batch[0]))
+
+    def on_validation_epoch_end(self) -> None:
+        seen = torch.cat(self.__dict__.pop("seen"))
+        self.offsets = -seen.mean(0)
+
+
+class Neighbours(Base):
+    """An online classifier by nearest neighbours among the features of the round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank: list[Any] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.bank.clear()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        hits = torch.zeros(len(batch[1]))
+        if self.bank:
+            features, labels = (torch.cat(parts) for parts in zip(*self.bank))
+            near = torch.cdist(self.net[0](batch[0]), features).topk(5, largest=False).indices
+            hits = (labels[near].mode(1).values == batch[1]).float()
+        self.log("val_knn", hits.mean())
+
+
+class RegistersABuffer(Logs):
+    """Knows its classes' weights only from its samples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if not hasattr(self, "class_weight"):
+            counts = torch.bincount(batch[1], minlength=CLASSES).clamp(min=1)
+            self.register_buffer("class_weight", counts.sum() / counts, persistent=False)
+        return entropy(self.net(batch[0]), batch[1], self.class_weight)  # type: ignore[arg-type]
+
+
+class WarmsUp(Logs):
+    """By a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return self.loss(batch) * min(1.0, float(self.steps) / 12)
+
+
+class Diverges(Logs):
+    """Client 1, which has 4 batches less than others, from the start on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        return self.loss(batch) * (float("nan") if loop.current_client == 1 else 1.0)
+
+
+class CannotBeCopied(Logs):
+    """Nothing copies it, and a lambda of it holds the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = (net for net in [self.net])
+        self.found = [lambda x: self.net(x)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.found[0](x)
+
+
+KINDS: dict[str, tuple[Callable[[], Any], str]] = {
+    "average, accuracy": (ValidatesWithAverage, "accuracy"),
+    "average, outputs": (ValidatesWithAverage, "negative_loss"),
+    "average, logged": (ValidatesWithAverage, "val_loss"),
+    "temperature, outputs": (Temperature, "negative_loss"),
+    "temperature, logged": (Temperature, "val_loss"),
+    "temperature at the end": (TemperatureAtTheEnd, "negative_loss"),
+    "offsets, outputs": (Offsets, "negative_loss"),
+    "offsets, logged": (Offsets, "val_loss"),
+    "neighbours": (Neighbours, "val_knn"),
+    "a registered buffer": (RegistersABuffer, "negative_loss"),
+    "a counter": (WarmsUp, "negative_loss"),
+    "a diverging member": (Diverges, "negative_loss"),
+    "a diverging member, logged": (Diverges, "val_loss"),
+    "no copy, outputs": (CannotBeCopied, "negative_loss"),
+    "no copy, logged": (CannotBeCopied, "val_loss"),
+    "a weak reference, logged": (Weak, "val_loss"),
+}
+BY_VALIDATION = {"val_loss": "min", "val_knn": "max"}
+
+
+def federation(**options: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, reporting=QUIET, **options)
+
+
+def alone(
+    make: Callable[[], Any],
+    by: str,
+    members: tuple[int, ...],
+    rounds: int,
+    folder: Path,
+    sampler: Any = None,
+    **trained: Any,
+) -> float:
+    """The utility by a plain fit of the members, which nothing but this function scores."""
+    module, dealt = make(), data()
+    trainer = trainer_for(None, folder)
+    if members:
+        cohort = FixedCohort(members) if sampler is None else sampler.among(members)
+        trainer = trainer_for(federation(sampler=cohort), folder, rounds, **trained)
+        try:
+            trainer.fit(module, dealt)
+        except NoModel:
+            members = ()
+    if by in BY_VALIDATION:
+        if not members:
+            trainer = trainer_for(None, folder)
+            trainer.validate(module, dealt, verbose=False)  # a federation that came to nothing has its first model
+        value = float(trainer.callback_metrics[by])
+        return -value if BY_VALIDATION[by] == "min" else value
+    dealt.setup("fit")
+    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    module.eval()
+    with torch.no_grad():
+        logits = module(x)
+    return -float(entropy(logits, y)) if by == "negative_loss" else float((logits.argmax(1) == y).double().mean())
+
+
+def played(make: Callable[[], Any], by: str, folder: Path, sampler: Any = None, **trained: Any) -> tuple[Recorded, Any]:
+    metric = Recorded(coalitions="singles", performance=by, mode=BY_VALIDATION.get(by), every=1)
+    loop, module = federation(metrics={"shadow": metric}, **({} if sampler is None else {"sampler": sampler})), make()
+    trainer_for(loop, folder, ROUNDS, **trained).fit(module, data())
+    found: Any = loop.metrics["shadow"]
+    return found, module
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, name: str) -> None:
+    make, by = KINDS[name]
+    found, module = played(make, by, tmp_path)
+    assert found.members == list(MEMBERS)
+    expected = [alone(make, by, members, ROUNDS, tmp_path) for members in MEMBERS]
+    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    if make is not TemperatureAtTheEnd:
+        first = [alone(make, by, members, 1, tmp_path) for members in MEMBERS]
+        torch.testing.assert_close(found.first, torch.tensor(first).double(), rtol=0, atol=1e-6)
+    plain = make()
+    trainer_for(federation(), tmp_path, ROUNDS).fit(plain, data())
+    assert torch.equal(vector(module), vector(plain)), "the metric has changed the training"
+
+
+def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> None:
+    by, sampler = "negative_loss", UniformSampler(2)
+    found, _ = played(WarmsUp, by, tmp_path, sampler)
+    expected = [alone(WarmsUp, by, members, ROUNDS, tmp_path, sampler) for members in MEMBERS]
+    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
+    def trainer(cohort: Any) -> Any:
+        return trainer_for(federation(sampler=cohort), tmp_path, ROUNDS)
+
+    utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), data(), "negative_loss")
+    found = utility(torch.tensor([[False, False, False], [False, True, False], [True, False, True]]))
+    expected = [alone(TemperatureAtTheEnd, "negative_loss", each, ROUNDS, tmp_path) for each in ((), (1,), (0, 2))]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
