@@ -35,13 +35,15 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley import few_coalitions as estimator
 from flsv.functional.shapley.enumeration import all_coalitions
-from flsv.functional.shapley.few_coalitions import MOST_FOR_ALL, retrained_shapley
+from flsv.functional.shapley.few_coalitions import retrained_shapley
 from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
 from flsv.metrics import CosineGradientShapley, CumulativeShapley, GradientAgreement, ShadowShapley
 from flsv.metrics.shadow import RECENT
 from flsv.utilities.seeding import isolated_rngs
 
 RUNS, TRUTH, LEVEL = (0, 1, 2), 100, 0.9
+#: The largest number of clients of whom all coalitions were trained by default.
+MOST_FOR_ALL = 7
 #: What seeds were said to differ by before, as a fraction of the sum of all positive values.
 BEFORE = 0.035
 Kept = Mapping[str, Tensor]
@@ -93,7 +95,8 @@ def train(wanted: Sequence[Fresh], folder: Path, truths: int) -> None:
 def some_of(kept: Kept) -> tuple[Tensor, Tensor]:
     """The default's coalitions, and their utilities ``[rounds, K]``."""
     places = {tuple(mask): place for place, mask in enumerate(kept["masks"].tolist())}
-    masks = few_coalitions(kept["masks"].shape[1])
+    n = kept["masks"].shape[1]
+    masks = few_coalitions(n, "all" if n <= MOST_FOR_ALL else f"pairs+leave-{'two' if n in (10, 11, 12) else 'one'}-out")
     return masks, kept["utilities"][:, [places[tuple(mask)] for mask in masks.tolist()]]
 
 
