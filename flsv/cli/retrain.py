@@ -5,14 +5,14 @@
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
-of its clients, and computes Shapley values from the results. If the module allows it, the models of all coalitions are
-rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
-the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
-all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
-+ 1 trainings for n clients), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the
-clients, without amounts. Each training is a process of its own, --jobs of them at once; under torchrun the processes
-share the coalitions among them. The coalition of all must come to the weights of the run's last checkpoint, or there
-are no values. A training that fails is named, and the others go on.
+of its clients, and computes Shapley values from the results. By default it trains each client alone, all but one, and
+all (2 n + 1 trainings for n clients), with three seeds; it predicts the outputs of all other coalitions' models from
+theirs, and scores these. If models are scored by a value that the module logs, or by the clients, there are no outputs:
+then it predicts the scores, and says so. --trainings all trains all coalitions, and the values are exact for these
+trainings; --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each training is a process of
+its own, --jobs of them at once; under torchrun the processes share the coalitions among them. The coalition of all must
+come to the weights of the run's last checkpoint, or there are no values. A training that fails is named, and the others
+go on.
 
 If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
 the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
@@ -38,13 +38,12 @@ from typing import Any
 
 import torch
 from pandas import DataFrame
-from torch import Tensor
 
 from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.retrained_run import Facts, Question, in_a_process, told_run, train
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, default_design
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, SHARE_BY, retrained_from
@@ -53,10 +52,10 @@ from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import percent, with_intervals
-from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
-from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds
-from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import trained_in
+from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
+from flsv.retraining.train_coalitions import SEEDS, Retrained, stored_outputs, train_seeds
+from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
+from flsv.retraining.whole_fits import COALITIONS, trained_in
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
@@ -71,7 +70,7 @@ LONGER, LEAST_S = 20, 3600.0
 @checked
 def retrain(
     run: Path,
-    which: Which = "auto",
+    which: Which = "both",
     *,
     metric: str | None = None,
     mode: str | None = None,
@@ -96,20 +95,19 @@ def retrain(
         judges: whose samples models are scored on, as for :func:`flsv.retrain`. None: those of the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the random
-            variation of training. None: three if coalitions are trained side by side, else one.
+            variation of training. None: three.
         participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         jobs: the number of processes that train at once; None: the number of cores, or 1 if an accelerator is used.
         threads: the number of threads of each of these processes; None: as many as use all cores. Give None only if
             this process has not used PyTorch's threads itself.
-        say: called with lines of text about the progress, and with the reason if each coalition is trained by a fit of
-            its own.
+        say: called with lines of text about the progress.
         wait: called before each long step with a text that says what is being done.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
         judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, its width is from the usual
-        spread between seeds, see :func:`flsv.functional.shapley.one_seed.one_seed_stderr`. ``majority`` is the accuracy
+        spread between seeds, see :mod:`flsv.functional.shapley.one_seed`. ``majority`` is the accuracy
         of always answering with the validation set's most frequent class, NaN if models are not judged by accuracy.
         ``seeds``, ``rounds`` and ``trainings`` describe what was trained, ``changed`` lists every setting that differs
         from the run's.
@@ -132,9 +130,10 @@ def retrain(
         for text in facts.said:
             say(text)
         ranks, names = ranks_of_environment(), facts.question.names
-        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks)
+        outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
+        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks, outputs=outputs)
         if not (changes or facts.another_game):
-            _learn(store, run, facts, range(facts.seed, facts.seed + (seeds or SEEDS)))
+            _learn(store, run, facts, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)))
         trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         wait("flsv retrain: training coalitions")
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, told)
@@ -144,14 +143,15 @@ def retrain(
     return rows, run / RETRAINED
 
 
-def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -> None:
+def _learn(store: UtilityStore, run: Path, facts: Facts, names: Sequence[str], seeds: Iterable[int]) -> None:
     """Add to the store the utilities of coalitions that the run itself trained after its last round, by fits that are
-    the same as this command's, so that they are not trained again."""
+    the same as this command's, so that they are not trained again; and under ``names`` their outputs."""
     by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
     for seed in seeds:
         for members, values in trained_in(run, by, seed, facts.rounds).items():
             if store.missing(seed, [members]):
-                store.add(seed, members, {LAST: [[value] for value in values]})
+                kept = [outputs[-1:] for outputs in read_outputs(run / Path(COALITIONS).stem, seed, members).values()]
+                store.add(seed, members, {LAST: [[value] for value in values]}, dict(zip(names, kept)))
 
 
 def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
@@ -166,7 +166,7 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
     jobs = jobs or (cores() if facts.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
-    def task(piece: Piece) -> Task:
+    def task(piece: Piece | Prediction) -> Task:
         return in_a_process(facts.folder, train, facts, piece, threads)
 
     return FitsInProcesses(task, len(facts.clients), jobs, limit_s, None if facts.checkpoint is None else facts.seed)
@@ -188,20 +188,14 @@ def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
         "client": range(n),
         "client_name": facts.clients,
         "by": facts.title,
-        **_shared_out(found, dict(zip(facts.question.names, found.utilities.unbind(-1))), str(facts.question.metric)),
+        **_shared_out(found, facts.question.names, str(facts.question.metric)),
         "majority": facts.majority,
         "seeds": " ".join(seeds),
         "rounds": facts.rounds,
-        "trainings": _design(found.which, len(found.masks) == 2**n, n),
+        "trainings": "all" if len(found.masks) == 2**n else found.which,
         "changed": "; ".join([*(facts.changed if changed else ()), *([ALL_TAKE_PART] if facts.another_game else ())]),
     }
     return DataFrame(columns)
-
-
-def _design(which: Which, everything: bool, num_clients: int) -> str:
-    if everything:
-        return "all"
-    return default_design(num_clients) if which == "auto" else which
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
@@ -211,12 +205,12 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
         raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
 
 
-def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -> dict[str, list[float]]:
-    """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the utilities of the coalitions.
+def _shared_out(found: Retrained, names: Sequence[str], metric: str) -> dict[str, list[float]]:
+    """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the trained coalitions.
 
     Args:
         found: the trained coalitions.
-        by_score: ``{score: utilities [s, K]}`` with s seeds.
+        names: the names of the scores.
         metric: the score by which values and intervals are computed.
 
     Returns:
@@ -224,13 +218,15 @@ def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -
         the shares by each score and, by ``metric``, without each seed. There are no further columns if
         the coalitions only rank clients.
     """
-    utilities = by_score[metric]
+    by = names.index(metric)
+    columns = found.values(by)
     if found.rank_only:
-        return found.values(utilities)
-    others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
-    for place, seed in enumerate(found.seeds) if len(found.seeds) > 1 else ():
-        others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
-    return found.values(utilities) | {name: found.values(of)["share"] for name, of in others.items()}
+        return columns
+    finite = found.utilities.flatten(0, 1).isfinite().all(0).tolist() if len(names) > 1 else [False]
+    shares = {f"{SHARE_BY} by {name}": found.values(place)["share"] for place, name in enumerate(names) if finite[place]}
+    for seed in found.seeds if len(found.seeds) > 1 else ():
+        shares[f"{SHARE_BY} without seed {seed}"] = found.values(by, without=seed)["share"]
+    return columns | shares
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
@@ -240,7 +236,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
     print(BRACKETS)
     if len(first["seeds"].split()) == 1:
-        print("These are of one seed: wide, by what seeds differ by in trials. Before more coalitions, use --seeds 3.")
+        print("These are of one seed: wide, by what seeds differ by in trials. Use --seeds 3.")
     for text in retrained_caveats(rows.to_dict("records")):
         print(text)
 

@@ -218,7 +218,7 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
 
     Example:
         >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
-        tensor([0.615, 1.066], dtype=torch.float64)
+        tensor([0.6150, 1.0660], dtype=torch.float64)
     """
     if values.ndim != 2 or not 0 < level < 1:
         raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
