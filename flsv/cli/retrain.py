@@ -1,7 +1,8 @@
 """``flsv retrain``: each client's value by training the federation again without it, after a run.
 
     flsv retrain lightning_logs/version_0
-    flsv retrain lightning_logs/version_0 --trainings singles --rounds 10
+    flsv retrain lightning_logs/version_0 --trainings all --rounds 10
+    flsv retrain lightning_logs/version_0 --without Lyon
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
@@ -23,6 +24,10 @@ accuracy, by balanced accuracy and by the loss, and the shares without each of t
 depends on the choice of the score and on chance. Models are judged as the run's metrics judged them, or by --metric
 (``by`` in the file). The command warns if that is accuracy and most samples belong to one class. Data that differ from
 the run's are refused. Finished trainings are kept: start a stopped command again to continue.
+
+With --without and the names of clients, no values are computed. The run is trained once more with the other clients
+only, and the module is saved beside the run (without_NAME.ckpt): the same run, by the same seed, of a module that has
+never seen these clients' data.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ from pandas import DataFrame
 from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.retrained_run import Facts, Question, in_a_process, told_run, train
+from flsv.core.artifacts import client_folders
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.functional.shapley.one_seed import BRACKETS
@@ -51,7 +57,7 @@ from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import percent, with_intervals
+from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
 from flsv.retraining.train_coalitions import SEEDS, Retrained, stored_outputs, train_seeds
 from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
@@ -59,9 +65,9 @@ from flsv.retraining.whole_fits import COALITIONS, trained_in
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
-from flsv.utilities.supervisor import Task
+from flsv.utilities.supervisor import ChildFailed, Task, supervise
 
 #: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
@@ -141,6 +147,55 @@ def retrain(
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+@checked
+def retrain_without(
+    run: Path,
+    without: Sequence[str],
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    judges: Judges | None = None,
+    rounds: Count | None = None,
+    participation: Participation = "drawn",
+    overrides: Sequence[str] = (),
+    threads: Count | None = 1,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Train a run's federation again without some of its clients, and save the module, which has never seen their data.
+
+    Args:
+        run: the folder of a run that ``flsv fit`` has written.
+        without: the names of the clients to leave out.
+        metric: as for :func:`retrain`, as are all other arguments.
+
+    Returns:
+        The path of the checkpoint, with the module's weights and hyperparameters.
+
+    Raises:
+        ConfigurationError: the run has no such client, no client is left, or the training failed.
+    """
+    changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
+    with told_run(run, changes, Question(metric, mode, judges, participation), "leave-one-out") as facts:
+        if strange := [name for name in without if name not in facts.clients]:
+            raise ConfigurationError(f"{run} has no client {strange[0]!r}. Its clients are {listed(facts.clients)}.")
+        members = tuple(client for client, name in enumerate(facts.clients) if name not in without)
+        if not members:
+            raise ConfigurationError("--without names all clients: nobody is left to train.")
+        folders = client_folders(facts.clients)
+        left_out = [folders[client] for client in range(len(folders)) if client not in members]
+        path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
+        threads = threads or torch.get_num_threads()
+        task = in_a_process(facts.folder, train, facts, Piece(facts.seed, members, save=path), threads)
+        ((_, fit),) = supervise([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
+        if isinstance(fit, ConfigurationError):
+            raise fit
+        if isinstance(fit, ChildFailed):
+            raise ConfigurationError(f"the federation without {joined(without)} failed to train: {fit}")
+        score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
+        say(f"without {joined(without)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
+    return path
 
 
 def _learn(store: UtilityStore, run: Path, facts: Facts, names: Sequence[str], seeds: Iterable[int]) -> None:
@@ -259,10 +314,18 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0
     waiting("flsv retrain: reading the run and its data", silent)
+    given = {**vars(options), "overrides": rest, "threads": None, "say": printer(silent)}
+    without = given.pop("without")
     with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
-        wait = partial(waiting, quiet=silent)
-        rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(silent), wait=wait)
+        if without is not None:
+            given = {name: value for name, value in given.items() if name not in ("which", "seeds", "jobs")}
+            path = retrain_without(without=without, **given)
+        else:
+            rows, path = retrain(**given, wait=partial(waiting, quiet=silent))
     done_waiting()
+    if without is not None:
+        print(f"Saved: {display_path(path)}")
+        return
     if rank:
         return
     if not quiet:

@@ -50,12 +50,14 @@ class Piece:
         members: the coalition.
         models: whether the answer contains the models before and after training.
         nudged: whether the fit starts from slightly changed weights, to measure the effect of rounding.
+        save: the path of a checkpoint for the trained module; None: none is written.
     """
 
     seed: int
     members: Members
     models: bool = False
     nudged: bool = False
+    save: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +136,16 @@ def work_on(
 
 def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
     measure, trainer = federation.measure, federation.trainer
+    held: Any = trainer
     named: Any = {UTILITY: measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
     order = FitOrder(piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
     scoring = into_a_coalitions_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
     fit = scoring.result().fit([LAST], piece.models)
+    if piece.save is not None:
+        del held.save_checkpoint, held.strategy.save_checkpoint  # in a coalition's fit they do nothing
+        trainer.save_checkpoint(piece.save, weights_only=True)
     if fit.model is None or checkpoint is None:
         return fit
     saved = torch.load(checkpoint, map_location="cpu", weights_only=False)

@@ -12,7 +12,6 @@ import torch
 from flsv import FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
@@ -83,17 +82,6 @@ def test_shadow_coalitions_are_batched_or_trained_by_fits_for_the_stated_reason(
     assert torch.equal(ParameterSpace(module).read(module), game.model[0])  # of all: a metric changes no training
     way = federation._plan.why  # else each coalition was trained by a fit of its own
     assert way is None if refused is None else re.search(refused, way)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_side_by_side_coalitions_equal_single_fits_or_are_refused(tmp_path: Path, name: str) -> None:
-    refused, side_by_side = STEP_CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
-    if refused is None:
-        torch.testing.assert_close(side_by_side(MASKS), alone(name, tmp_path)(MASKS), rtol=1e-4, atol=1e-5)
-        return
-    with pytest.raises(NotSideBySide, match=refused):
-        side_by_side(MASKS)
 
 
 @pytest.mark.filterwarnings("ignore")
