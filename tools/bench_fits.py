@@ -1,12 +1,11 @@
-"""What training coalitions costs, in fits: all of them side by side, as `flsv retrain` does, and as shadow models.
+"""What training coalitions costs, in fits: all of them, and those of ShadowShapley.
 
     python tools/bench_fits.py [--clients 5 6 8] [--networks mlp lenet batch_norm fast_text] [--repeats 3]
 
 FedAvg on scikit-learn's digits (8x8; for LeNet in 28x28; for fastText 64 words of 1 to 17), batches of 16, SGD, one
-thread. In fits of all clients without metrics, the least of some repetitions: all 2^n coalitions of two seeds, of which
-the first seed's coalition of all is trained in both ways and compared, which is in the time (15 rounds); and, of the
-MLP, ``ShadowShapley`` by its coalitions and parts (20 rounds, values in every round). How near the values of few
-coalitions come: docs/results/shadow.md.
+thread. In fits of all clients without metrics, the least of some repetitions: all 2^n coalitions of two seeds, one
+after the other (15 rounds); and, of the MLP, ``ShadowShapley`` by its coalitions and parts (20 rounds, values in every
+round). How near the values of few coalitions come: docs/results/shadow.md.
 
     python tools/bench_fits.py --whole --clients 3 5 7 --networks mlp lenet gru
 
@@ -54,7 +53,6 @@ from flsv.functional import exact_shapley
 from flsv.games import RetrainedUtility  # its home in 1.1, which is measured, too
 from flsv.metrics import ShadowShapley
 from flsv.models import FastText, LeNet5
-from flsv.retraining.side_by_side import SideBySideUtility
 from flsv.training.rows.kernel import states_of
 from flsv.training.rows.row_step import RowStep
 
@@ -120,7 +118,7 @@ def whole_fit(network: str, clients: int, folder: str) -> None:
 
 def all_coalitions(network: str, clients: int, folder: str) -> None:
     for seed in range(2):
-        exact_shapley(SideBySideUtility(game(network, clients, seed, folder), seed, compare=not seed), clients)
+        exact_shapley(game(network, clients, seed, folder), clients)
 
 
 def shadowed(options: dict[str, Any] | None, clients: int, folder: str) -> None:

@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -52,22 +53,22 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.performance import Judges
-from flsv.report.basis import ALL_TAKE_PART, SHARE_BY, retrained_from
+from flsv.report.basis import ALL_TAKE_PART, retrained_from
 from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
-from flsv.retraining.train_coalitions import SEEDS, Retrained, stored_outputs, train_seeds
-from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
-from flsv.retraining.whole_fits import COALITIONS, trained_in
+from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_outputs, train_seeds
+from flsv.retraining.train_fits import Fit
+from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
-from flsv.utilities.supervisor import ChildFailed, Task, supervise
+from flsv.utilities.supervisor import Task, supervise
 
 #: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
@@ -139,7 +140,8 @@ def retrain(
         outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
         store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks, outputs=outputs)
         if not (changes or facts.another_game):
-            _learn(store, run, facts, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)))
+            by = [facts.by] if len(names) == 1 else names
+            learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
         trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         wait("flsv retrain: training coalitions")
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, told)
@@ -149,64 +151,22 @@ def retrain(
     return rows, run / RETRAINED
 
 
-@checked
-def retrain_without(
-    run: Path,
-    without: Sequence[str],
-    *,
-    metric: str | None = None,
-    mode: str | None = None,
-    judges: Judges | None = None,
-    rounds: Count | None = None,
-    participation: Participation = "drawn",
-    overrides: Sequence[str] = (),
-    threads: Count | None = 1,
-    say: Callable[[str], None] = lambda text: None,
-) -> Path:
-    """Train a run's federation again without some of its clients, and save the module, which has never seen their data.
-
-    Args:
-        run: the folder of a run that ``flsv fit`` has written.
-        without: the names of the clients to leave out.
-        metric: as for :func:`retrain`, as are all other arguments.
-
-    Returns:
-        The path of the checkpoint, with the module's weights and hyperparameters.
-
-    Raises:
-        ConfigurationError: the run has no such client, no client is left, or the training failed.
-    """
-    changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
-    with told_run(run, changes, Question(metric, mode, judges, participation), "leave-one-out") as facts:
-        if strange := [name for name in without if name not in facts.clients]:
-            raise ConfigurationError(f"{run} has no client {strange[0]!r}. Its clients are {listed(facts.clients)}.")
-        members = tuple(client for client, name in enumerate(facts.clients) if name not in without)
-        if not members:
-            raise ConfigurationError("--without names all clients: nobody is left to train.")
-        folders = client_folders(facts.clients)
-        left_out = [folders[client] for client in range(len(folders)) if client not in members]
+def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
+    """Train a run's federation again without the clients ``names``, save the module, and return the path."""
+    question = Question(options.metric, options.mode, options.judges, options.participation)
+    with told_run(run, changes, question, "leave-one-out") as facts:
+        members = tuple(client for client, name in enumerate(facts.clients) if name not in names)
+        if not members or len(members) + len({*names}) != len(facts.clients):
+            raise ConfigurationError(f"--without {' '.join(names)}: expected some of {listed(facts.clients)}, not all.")
+        left_out = [folder for client, folder in enumerate(client_folders(facts.clients)) if client not in members]
         path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
-        threads = threads or torch.get_num_threads()
         task = in_a_process(facts.folder, train, facts, Piece(facts.seed, members, save=path), threads)
         ((_, fit),) = supervise([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
-        if isinstance(fit, ConfigurationError):
-            raise fit
-        if isinstance(fit, ChildFailed):
-            raise ConfigurationError(f"the federation without {joined(without)} failed to train: {fit}")
+        if not isinstance(fit, Fit):
+            raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
         score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
-        say(f"without {joined(without)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
+        print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
     return path
-
-
-def _learn(store: UtilityStore, run: Path, facts: Facts, names: Sequence[str], seeds: Iterable[int]) -> None:
-    """Add to the store the utilities of coalitions that the run itself trained after its last round, by fits that are
-    the same as this command's, so that they are not trained again; and under ``names`` their outputs."""
-    by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
-    for seed in seeds:
-        for members, values in trained_in(run, by, seed, facts.rounds).items():
-            if store.missing(seed, [members]):
-                kept = [outputs[-1:] for outputs in read_outputs(run / Path(COALITIONS).stem, seed, members).values()]
-                store.add(seed, members, {LAST: [[value] for value in values]}, dict(zip(names, kept)))
 
 
 def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
@@ -243,7 +203,7 @@ def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
         "client": range(n),
         "client_name": facts.clients,
         "by": facts.title,
-        **_shared_out(found, facts.question.names, str(facts.question.metric)),
+        **found.columns(facts.question.names, str(facts.question.metric)),
         "majority": facts.majority,
         "seeds": " ".join(seeds),
         "rounds": facts.rounds,
@@ -258,30 +218,6 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
         raise ConfigurationError(f"mode={mode!r}: name the logged value, too (metric).")
     if metric == "per_class_accuracy":
         raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
-
-
-def _shared_out(found: Retrained, names: Sequence[str], metric: str) -> dict[str, list[float]]:
-    """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the trained coalitions.
-
-    Args:
-        found: the trained coalitions.
-        names: the names of the scores.
-        metric: the score by which values and intervals are computed.
-
-    Returns:
-        The columns of :meth:`flsv.retraining.train_coalitions.Retrained.values` by ``metric``, and further columns with
-        the shares by each score and, by ``metric``, without each seed. There are no further columns if
-        the coalitions only rank clients.
-    """
-    by = names.index(metric)
-    columns = found.values(by)
-    if found.rank_only:
-        return columns
-    finite = found.utilities.flatten(0, 1).isfinite().all(0).tolist() if len(names) > 1 else [False]
-    shares = {f"{SHARE_BY} by {name}": found.values(place)["share"] for place, name in enumerate(names) if finite[place]}
-    for seed in found.seeds if len(found.seeds) > 1 else ():
-        shares[f"{SHARE_BY} without seed {seed}"] = found.values(by, without=seed)["share"]
-    return columns | shares
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
@@ -314,20 +250,17 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0
     waiting("flsv retrain: reading the run and its data", silent)
-    given = {**vars(options), "overrides": rest, "threads": None, "say": printer(silent)}
-    without = given.pop("without")
+    say, wait = printer(silent), partial(waiting, quiet=silent)
+    without = vars(options).pop("without")
     with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
-        if without is not None:
-            given = {name: value for name, value in given.items() if name not in ("which", "seeds", "jobs")}
-            path = retrain_without(without=without, **given)
+        if without:
+            changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
+            path = _without(options.run, without, options, changes, torch.get_num_threads())
         else:
-            rows, path = retrain(**given, wait=partial(waiting, quiet=silent))
+            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=say, wait=wait)
     done_waiting()
-    if without is not None:
-        print(f"Saved: {display_path(path)}")
-        return
     if rank:
         return
-    if not quiet:
+    if not (quiet or without):
         _show(rows, read_record(options.run / RECORD).get("rounds"))
-    print(f"Retrained: {display_path(path)}")
+    print(f"{'Saved' if without else 'Retrained'}: {display_path(path)}")

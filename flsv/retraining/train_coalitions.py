@@ -7,8 +7,9 @@ trained again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,11 +20,12 @@ from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
 from flsv.games.performance import ModelScore, is_logged
-from flsv.report.basis import RANKING_ONLY
+from flsv.report.basis import BY_SCORE, RANKING_ONLY, WITHOUT_SEED
 from flsv.results.text import shares_in
 from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Predicted, Prediction
 from flsv.retraining.train_fits import train_fits
-from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
+from flsv.retraining.whole_fits import COALITIONS, trained_in
 from flsv.utilities.csv_files import NAN
 
 #: Default number of seeds.
@@ -76,6 +78,24 @@ class Retrained:
         columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
         return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
 
+    def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
+        """Compute :meth:`values` by one of several measures, and in further columns the shares by each measure and, by
+        this one, without each seed. There are no further columns if the coalitions only rank clients.
+
+        Args:
+            names: the names of the C performance measures.
+            metric: the name of the measure by which values and intervals are computed.
+        """
+        by, columns = names.index(metric), self.values(names.index(metric))
+        if self.rank_only:
+            return columns
+        finite = self.utilities.flatten(0, 1).isfinite().all(0).tolist()
+        for place, name in enumerate(names) if len(names) > 1 else ():
+            columns |= {f"{BY_SCORE}{name}": self.values(place)["share"]} if finite[place] else {}
+        for seed in self.seeds if len(self.seeds) > 1 else ():
+            columns[f"{WITHOUT_SEED}{seed}"] = self.values(by, without=seed)["share"]
+        return columns
+
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     """Return the name under which fits return coalitions' outputs, if values are predicted from outputs; else nothing.
@@ -89,6 +109,26 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     if isinstance(measure, ModelScore):
         return () if measure.judged or is_logged(measure) else (UTILITY,)
     return (UTILITY,) if isinstance(measure, str) else measure[:1]
+
+
+def learn(
+    store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
+) -> None:
+    """Add to a store the coalitions that a run has trained after its last round, by fits that are the same as others.
+
+    Args:
+        store: the store.
+        run: the run's folder.
+        by: the names of the performance measures in the run's file, in the order of the store's.
+        outputs: the name under which the store keeps outputs; empty if it keeps none.
+        seeds: the seeds.
+        rounds: the number of rounds of a training.
+    """
+    for seed in seeds:
+        for members, values in trained_in(run, by, seed, rounds).items():
+            if store.missing(seed, [members]):
+                kept = [each[-1:] for each in read_outputs(run / Path(COALITIONS).stem, seed, members).values()]
+                store.add(seed, members, {LAST: [[value] for value in values]}, dict(zip(outputs, kept)))
 
 
 def train_seeds(
@@ -129,8 +169,7 @@ def train_seeds(
         predicted = trainings.predict(Prediction(first, masks, utilities, stacked))
     elif len(masks) < 2 ** masks.shape[1]:
         say(
-            "the scores of coalitions that were not trained are estimated. Their outputs would be predicted, which "
-            "comes closer, but values that the module logs and the clients' scores have none, and each client alone and "
-            "whole sizes must be trained"
+            "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but it "
+            "needs each client alone and whole sizes, and logged values and the clients' scores have no outputs"
         )
     return Retrained(which, masks, [*trained], utilities, predicted)

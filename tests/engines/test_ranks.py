@@ -1,6 +1,5 @@
 """The same federations on one, two and three ranks."""
 
-import json
 import os
 import subprocess
 import sys

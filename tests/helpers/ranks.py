@@ -33,11 +33,10 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import meet
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
+from flsv.functional import exact_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.utility_store import UtilityStore
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for

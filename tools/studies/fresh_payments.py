@@ -96,7 +96,9 @@ def some_of(kept: Kept) -> tuple[Tensor, Tensor]:
     """The default's coalitions, and their utilities ``[rounds, K]``."""
     places = {tuple(mask): place for place, mask in enumerate(kept["masks"].tolist())}
     n = kept["masks"].shape[1]
-    masks = few_coalitions(n, "all" if n <= MOST_FOR_ALL else f"pairs+leave-{'two' if n in (10, 11, 12) else 'one'}-out")
+    masks = few_coalitions(
+        n, "all" if n <= MOST_FOR_ALL else f"pairs+leave-{'two' if n in (10, 11, 12) else 'one'}-out"
+    )
     return masks, kept["utilities"][:, [places[tuple(mask)] for mask in masks.tolist()]]
 
 

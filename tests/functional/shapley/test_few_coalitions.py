@@ -114,9 +114,8 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
 
 
 def test_interval_over_seeds_equals_that_by_hand() -> None:
-    """Three seeds: variances 1 and 0, mean values 2 and 100, so that 2.5 % of the gain, 2.55, is the larger of the usual
-    deviations; Student's quantile of four degrees 2.1318, the normal one 1.6449. The last game's spread is the larger.
-    """
+    """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55; Student's quantile of four degrees
+    2.1318, the normal one 1.6449. Two seeds: the mean variance 2 is larger than 2.5 % of the gain."""
     found = interval_over_seeds(torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]]), torch.tensor([0.0, 0.3]))
     by_hand = [(2 * 1 + 2 * 2.55**2) / 4, 2 * 2.55**2 / 4]
     fit = [0.0, (1.6448536 * 0.3) ** 2]
