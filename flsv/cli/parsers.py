@@ -94,12 +94,8 @@ def retrain_parser() -> ArgumentParser:
         default="drawn",
         help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
     )
-    parser.add_argument(
-        "--without",
-        nargs="+",
-        metavar="NAME",
-        help="train the run once more without these clients and save the module as RUN/without_NAME.ckpt; no values",
-    )
+    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt; no values"
+    parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
     jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
     return parser

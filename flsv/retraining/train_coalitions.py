@@ -169,7 +169,7 @@ def train_seeds(
         predicted = trainings.predict(Prediction(first, masks, utilities, stacked))
     elif len(masks) < 2 ** masks.shape[1]:
         say(
-            "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but it "
-            "needs each client alone and whole sizes, and logged values and the clients' scores have no outputs"
+            "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "
+            "it needs each client alone and whole sizes, and logged values and the clients' scores have no outputs"
         )
     return Retrained(which, masks, [*trained], utilities, predicted)
