@@ -45,7 +45,7 @@ from flsv.games.members import Members, members_of
 from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting
 from flsv.retraining.copied_fits import in_this_process
-from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Piece, work_on
+from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Piece, Prediction, work_on
 from flsv.retraining.fits_in_processes import Federation as Retrainable
 from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import UtilityStore
@@ -295,7 +295,7 @@ def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore
     measure = performance_of("make_truth", federation.performance, federation.mode)
     data, samples = federation.datamodule(), federation.num_samples.tolist()
 
-    def work(piece: Piece) -> Any:
+    def work(piece: Piece | Prediction) -> Any:
         # The loop's own seed: with the same seed it starts from the same weights.
         with isolated_rngs(piece.seed, "benchmark"), quiet(), TemporaryDirectory() as folder:
             loop = FederatedLoop(
