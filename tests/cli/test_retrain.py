@@ -130,7 +130,8 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
-    shadow = {"class_path": "ShadowShapley", "init_args": {"performance": "negative_loss"}}
+    game = {"performance": "negative_loss", "coalitions": "all"}
+    shadow = {"class_path": "ShadowShapley", "init_args": game}
     federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
     model, trainer = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
     options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
