@@ -3,7 +3,7 @@
     python examples/hospitals.py --rounds 15
 
 The table is scikit-learn's breast cancer data (569 tumours, 30 measurements, no download). In Quito a third of the
-diagnoses are wrong. All 16 coalitions of hospitals are trained alongside the federation, and a hospital's Shapley value
+diagnoses are wrong. Each hospital is trained alone, too, and a hospital's Shapley value over all 16 coalitions
 is how much it lowers the validation loss. A budget is shared by these values. The script takes a few seconds. It uses
 one seed: before you pay, retrain with several (``flsv retrain``).
 """

@@ -6,8 +6,8 @@ The data are Reuters news (``text/reuters_r8_train.csv``, column ``text``) and t
 (``text/grimm_tales.csv``, columns ``group`` and ``text``). A transformer of 1.3 million parameters that reads bytes is
 trained on news, once, and kept in ``runs/language_model/news``. Then each group of tales is a client that fine-tunes
 adapters on its own text; the characters of one of them are shuffled. ``value`` is how much a client reduces the loss on
-pieces of tales that nobody has: its Shapley value over coalitions that train alongside the federation, each client
-alone and all but one. The per-round metrics help to find the bad client; do not pay by them. Nothing is
+pieces of tales that nobody has: its Shapley value over coalitions, of which each client alone and all but one
+are trained after the run. The per-round metrics help to find the bad client; do not pay by them. Nothing is
 downloaded, and only adapters cross. The script takes some minutes on one core, most of them for the news.
 """
 

@@ -5,7 +5,7 @@
 
 ``Autoencoder`` and ``Digits`` are what a project has before it has heard of flsv, and stay as they are. Without labels,
 classes or accuracy, contributions are measured by what the module logs when it validates: Shapley values over all
-coalitions of clients, each trained alongside the federation. The script takes a few seconds.
+coalitions of clients, each trained by a fit of its own. The script takes a few seconds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(clients: int, epochs: int) -> float:
         trainer = L.Trainer(**options)
         trainer.fit(module, data)
     else:  # what federating the project takes
-        value = ShadowShapley(performance="val_loss", mode="min")
+        value = ShadowShapley(coalitions="all", performance="val_loss", mode="min")
         loop = FederatedLoop(metrics={"value": value})
         trainer = L.Trainer(callbacks=[loop], **options)
         trainer.fit(module, FederatedDataModule(data, SizePartitioner(list(range(1, clients + 1)))))

@@ -54,7 +54,7 @@ def main(rounds: int, characters: int) -> dict[str, float]:
     texts = CharacterData(str(path), text="text", group="client", length=32, batch_size=32, val_fraction=0.1)
     data = FederatedDataModule(texts, GroupPartitioner())
     module = CharacterModel(hidden=64, optimizer=partial(torch.optim.Adam, lr=0.005))
-    loop = FederatedLoop(metrics={"value": ShadowShapley(performance="val_loss", mode="min")})
+    loop = FederatedLoop(metrics={"value": ShadowShapley(coalitions="all", performance="val_loss", mode="min")})
     trainer = L.Trainer(
         max_epochs=rounds, callbacks=[loop], default_root_dir="runs/text", accelerator="auto", devices=1
     )

@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from flsv.__about__ import __version__ as __version__
-from flsv.utilities.moved import find_moved_modules
 
 if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.configuration.federation_config import ClientEvaluation
@@ -34,8 +33,6 @@ __all__ = [
     "retrain",
     "value_round",
 ]
-
-find_moved_modules()
 
 # Where the names above live. They are imported when they are first asked for: torch and Lightning take seconds, which
 # whoever asks for the version or for help need not wait.

@@ -3,10 +3,11 @@
     python tools/count_code.py [FOLDER] [--check]
     python tools/count_code.py [FOLDER] --docstrings SEED
 
-Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 415
-lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, and
-what surrounds the package: words of pages, lines of tests and of tools, beside the limit and the aim. With ``--check``
-it fails where one of them is over its limit. A limit is what there is: who takes something away lowers it.
+Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 450
+lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, words
+of the docstrings of classes and functions, and what surrounds the package: words of pages, lines of tests and of tools,
+beside the limit and the aim. With ``--check`` it fails where one of them is over its limit. A limit is what there is:
+who takes something away lowers it.
 ``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not written them.
 """
 
@@ -24,27 +25,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 #: Lines of a file, a function's cyclomatic complexity, arguments of the loop and of the data module.
-LONGEST, COMPLEXITY, ARGUMENTS = 415, 15, 14
+LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (45_200, 38_000),
-    "of these of guides": (13_360, 12_000),
-    "lines of tests": (39_230, 31_000),
-    "lines of tools": (7_120, 4_500),
-    "scripts in tools": (33, 25),
-    "lines of flsv": (34_730, 28_000),
+    "words of all pages": (33_330, 30_000),
+    "of these of guides": (12_790, 12_000),
+    "lines of tests": (38_260, 31_000),
+    "lines of tools": (5_940, 4_500),
+    "scripts in tools": (30, 25),
+    "lines of flsv": (33_740, 28_000),
+    "words of docstrings": (138_160, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_310, 1_500), "core": (1_230, None),
-    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
-    "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
-    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_440, None),
+    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_040, 1_500), "core": (1_220, None),
+    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_090, None), "functional": (2_910, 2_800),
+    "games": (1_500, 1_500), "metrics": (2_050, 1_900), "models": (720, None), "outside": (530, None),
+    "personalization": (690, None), "report": (1_400, None), "results": (1_280, None), "retraining": (2_440, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
-    "utilities": (1_350, None), "valuation": (680, None),
+    "utilities": (1_300, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
-NO_GUIDES = ("results", "reference", "decisions")
+NO_GUIDES = ("results", "reference")
 NOTHING = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -139,7 +141,13 @@ def main() -> int:
             arguments = len(inspect.signature(found).parameters)
             over += [f"more than {ARGUMENTS} arguments: {found.__name__}"] if arguments > ARGUMENTS else []
         print(f"{'':20} {'now':>8} {'limit':>8} {'aim':>8}")
-        whole = {"lines of flsv": rooms.total()}
+        words = sum(
+            len((ast.get_docstring(node) or "").split())
+            for source in sources.values()
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        )
+        whole = {"lines of flsv": rooms.total(), "words of docstrings": words}
         for what, count in (surroundings(options.folder.resolve().parent) | whole).items():
             limit, aim = BUDGETS[what]
             print(f"{what:20} {count:8,} {limit:8,} {aim:8,}")

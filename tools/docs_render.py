@@ -186,7 +186,7 @@ def inside_docs(markdown: str, source: str) -> str:
     """A page whose links into the rest of the repository, which is not on the site, are names only.
 
     Example:
-        >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/round.md")
+        >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/retrain.md")
         'see it and [that](../gpu.md)'
     """
 

@@ -59,13 +59,12 @@ def fits_differ(whole: Path, again: Path) -> list[str]:
 
 def tables_differ(whole: Path, again: Path) -> list[str]:
     """Tables anywhere below, without columns of seconds."""
-    found = [path for path in whole.rglob("*.csv") if path.stem in ("retrained", "repeat", "compare")]
+    found = [path for path in whole.rglob("*.csv") if path.stem in ("retrained", "repeat")]
     pairs = [(path, again / path.relative_to(whole)) for path in found]
     same = [o.is_file() and pandas.read_csv(path, **KEPT).equals(pandas.read_csv(o, **KEPT)) for path, o in pairs]
     return [] if same and all(same) else ["tables"]
 
 
-ALGORITHMS = ("--base", "digits", "--config", "fedavg", "--config", "fedprox")
 RANKS, DEALT = ("--trainer.strategy", "federated", "--trainer.devices", "2"), ("--data.splits.seed", "0")
 RETRAIN = ("--rounds", "2", "--trainings", "singles")
 #: A command, by the folder that it writes to; how two such folders differ; what runs first, undisturbed, in each.
@@ -77,7 +76,6 @@ KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | Non
     "vmap": (fit("--federation.engine", "vmap"), fits_differ, None),
     "retrain": (lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN], tables_differ, fit()),
     "repeat": (lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")], tables_differ, None),
-    "compare": (lambda f: ["compare", *ALGORITHMS, *SHORT[2:], "--out", str(f)], tables_differ, None),
 }
 
 

@@ -60,7 +60,7 @@ print(f"alone: {trainer.callback_metrics['val_loss']:.3f}")
 
 # %% [markdown]
 # As a federation of four: a wrapper deals the training samples out, a callback is the server. The metric trains every
-# coalition of clients alongside, and measures each by what the module itself logs, `val_loss`; less is better.
+# coalition of clients, and measures each by what the module itself logs, `val_loss`; less is better.
 
 # %%
 from flsv import FederatedDataModule, FederatedLoop, Reporting
@@ -69,7 +69,7 @@ from flsv.metrics import ShadowShapley
 
 L.seed_everything(0)
 data = FederatedDataModule(Wines(), DirichletPartitioner(num_clients=4, alpha=0.5, min_samples=10, seed=2))
-value = ShadowShapley(performance="val_loss", mode="min")
+value = ShadowShapley(coalitions="all", performance="val_loss", mode="min")
 loop = FederatedLoop(metrics={"value": value}, seed=0, reporting=Reporting(files=False, table=False))
 trainer = L.Trainer(max_epochs=10, callbacks=[loop], **quiet)
 trainer.fit(Grower(), data)

@@ -14,19 +14,7 @@ from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
 class LocalEpochs:
-    """Trainer of one client at a time: each call of :meth:`run` is one local epoch of one client, by Lightning's
-    ``FitLoop.advance``. Some methods of Lightning are replaced until :meth:`remove` is called.
-
-    In each call the train dataloader yields one client's batches. So Lightning counts batches, windows of gradient
-    accumulation and the last batch per client. What Lightning does once per epoch is done once per round, at the
-    round's last batch. Schedulers with ``interval="epoch"`` then step at once. Validation and checkpoints
-    need the next global model, which the server has not made yet: they wait for :meth:`finish`. Progress bars count the batches of the round.
-
-    Args:
-        trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
-        begin: called with each batch before any other hook of the batch.
-        end: called after each batch with the loss that ``training_step`` returned, or None if it returned no loss.
-    """
+    """Training of one client at a time: each call of :meth:`run` is one local epoch of one client."""
 
     def __init__(self, trainer: L.Trainer, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
         loop = trainer.fit_loop
@@ -52,18 +40,12 @@ class LocalEpochs:
         self._patches = PatchedAttributes(changes)
 
     def begin_round(self) -> None:
-        """Begin a round: count its batches from here on."""
+        """Count the round's batches from here on."""
         self._waiting = []
         self._first = self._trainer.fit_loop.total_batch_idx + 1
 
     def run(self, last: bool, idle: bool = False) -> None:
-        """Train on all batches that the train dataloader yields now, unless the fit is told to stop before.
-
-        Args:
-            last: whether this is the round's last epoch.
-            idle: whether the only batch is an :class:`IdleBatch`, with which no client trains, so that schedulers with
-                ``interval="step"`` must not step.
-        """
+        """Train on all batches that the train dataloader yields now."""
         self._last, self._idle = last, idle
         trainer, loop = self._trainer, self._trainer.fit_loop
         # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
@@ -75,14 +57,13 @@ class LocalEpochs:
             self._last = True
 
     def finish(self) -> None:
-        """Let Lightning validate, save checkpoints and step schedulers, as far as that has waited for the next global
-        model. The module must hold this model."""
+        """Let Lightning do what has waited for the next global model, which the module must hold."""
         waiting, self._waiting, self._idle = self._waiting, [], True
         for each in waiting:
             each()
 
     def remove(self) -> None:
-        """Restore Lightning's own methods; a second call does nothing."""
+        """Restore Lightning's own methods."""
         self._patches.restore()
 
     def _end_batch(self, end: Callable[..., None], fetcher: Any) -> None:
@@ -115,8 +96,7 @@ class LocalEpochs:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss that ``training_step`` returned, as it was before Lightning divided it by the number of
-    accumulated batches; None if there is no loss."""
+    """Return the loss as ``training_step`` returned it, or None."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None

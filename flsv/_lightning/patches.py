@@ -21,22 +21,7 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Temporary changes of objects' attributes: the constructor sets the new values, :meth:`restore` sets the former
-    ones again.
-
-    Args:
-        changes: ``(object, attribute name, new value)`` of each attribute to set.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> trainer = SimpleNamespace(limit=5)
-        >>> patched = PatchedAttributes([(trainer, "limit", 1)])
-        >>> trainer.limit
-        1
-        >>> patched.restore()
-        >>> trainer.limit
-        5
-    """
+    """Temporary changes of objects' attributes."""
 
     def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
         # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
@@ -48,7 +33,7 @@ class PatchedAttributes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Restore the former values of all attributes; a second call does nothing."""
+        """Restore the former values of all attributes."""
         for owner, name, value in self._before:
             if value is _CLASS:
                 delattr(owner, name)
@@ -58,7 +43,7 @@ class PatchedAttributes:
 
 
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
-    """Return the trainer's list of callbacks, an attribute that Lightning does not declare for type checkers."""
+    """Return the trainer's list of callbacks, which Lightning does not declare."""
     return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors
 
 
@@ -77,26 +62,20 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
-    """Return a pair for each torchmetrics metric of a module: the metric and a copy of its state, as
-    :func:`put_metric_states` takes them."""
+    """Pair each torchmetrics metric of a module with a copy of its state."""
     metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
     return [(m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed}) for m in metrics]
 
 
 def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
-    """Restore the states of metrics that :func:`metric_states` has copied."""
+    """Restore the states that :func:`metric_states` has copied."""
     for metric, state in states:
         for name, value in state.items():
             setattr(metric, name, value)
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """Return the patch ``(object, attribute name, new value)`` by which loggers plot epoch-level values over rounds.
-
-    Lightning plots epoch-level values over the number of batches so far. The patch passes the round's number to the
-    loggers instead. (Logging a value named ``step`` would do so, too, but would also change the names of checkpoints.)
-    Values logged per batch are still plotted over batches, and a ``step`` that the module logs is used as usual.
-    """
+    """Return the patch by which loggers plot epoch-level values over rounds."""
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
@@ -115,46 +94,24 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches ``(object, attribute name, new value)`` that keep a placeholder out of TensorBoard's table of
-    runs.
-
-    At the beginning of a fit Lightning writes all hyper-parameters of the module and the data module to TensorBoard,
-    with the placeholder ``hp_metric = -1`` as the only result, and TensorBoard keeps the first table that it gets.
-    Without the placeholder Lightning writes the hyper-parameters to ``hparams.yaml`` only.
-    """
+    """Return the patches that keep a placeholder out of TensorBoard's table of runs."""
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches ``(object, attribute name, new value)`` by which a Trainer without a profiler skips the calls
-    for profiling, about 24 per batch; none if it has a profiler."""
+    """Return the patches by which a Trainer without a profiler skips the calls for profiling."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return a stand-in for the train dataloader whose ``len`` is a client's number of batches. It is needed before the
-    first cohort's batches exist and within ``configure_optimizers``; at any other time return None.
-
-    Args:
-        trainer: the fit's trainer.
-        counts: a :class:`flsv.training.step_counts.LocalSteps`, which counts the clients' batches.
-    """
+    """Return a stand-in for the train dataloader that has a client's number of batches as length."""
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None
 
 
 def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """Return the patches ``(object, attribute name, new value)`` by which a Trainer reports the numbers of steps and
-    batches of the client that trains.
-
-    A Trainer computes these numbers in properties of its class. So the patches give this trainer a class of its own,
-    and other trainers do not change.
-
-    Args:
-        trainer: the fit's trainer.
-        counts: a :class:`flsv.training.step_counts.LocalSteps`, which counts the clients' steps and batches.
-    """
+    """Return the patches by which a Trainer reports the step counts of the client that trains."""
     kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 
     def batches() -> int | None:
@@ -191,8 +148,7 @@ def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
 
 
 def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """Return the names of the module's attributes that are learning-rate schedulers, except schedulers that
-    ``configure_optimizers`` has returned."""
+    """Name the learning-rate schedulers that the module holds but ``configure_optimizers`` does not return."""
 
     def parts(scheduler: Any) -> Iterator[int]:
         yield id(scheduler)

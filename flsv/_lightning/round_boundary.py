@@ -38,17 +38,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:
-    """Copy of a Trainer's state, except the module's weights, as it was between the last two rounds; a checkpoint that
-    is saved within a round gets this state.
-
-    Args:
-        trainer: the fit's trainer, with its optimizers set up, before its first round.
-        own: the federation's callback. Its state is not copied, because its ``state_dict`` within a round is that of
-            the round's start anyway.
-
-    Attributes:
-        within: whether a round has begun and not ended.
-    """
+    """Copy of a Trainer's state between the last two rounds, for checkpoints that are saved within a round."""
 
     def __init__(self, trainer: L.Trainer, own: L.Callback) -> None:
         self._trainer: Any = trainer
@@ -59,16 +49,12 @@ class RoundBoundary:
         self.remember()
 
     def remember(self) -> None:
-        """Store Lightning's progress (loop state, epoch, steps); call this when an epoch has ended."""
+        """Store Lightning's progress when an epoch has ended."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def begin_round(self) -> None:
-        """Store the states of callbacks, optimizers and schedulers; call this before any hook of the round.
-
-        Raises:
-            ConfigurationError: a state cannot be copied.
-        """
+        """Store the states of callbacks, optimizers and schedulers before any hook of the round."""
         trainer = self._trainer
         self._callbacks = {each.state_key: _copied(each.state_dict(), type(each).__name__) for each in self._rewound}
         # Between two rounds an optimizer has no state: clients keep theirs in the store.
@@ -82,8 +68,7 @@ class RoundBoundary:
         self.within = True
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Set Lightning's progress and all states in a checkpoint that is saved within a round to those of the round's
-        start. The weights are set by :func:`global_weights`."""
+        """Set a checkpoint that is saved within a round to the round's start."""
         checkpoint.update(self._counts)
         checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
         if "callbacks" in checkpoint:  # else it holds weights only
@@ -91,8 +76,7 @@ class RoundBoundary:
             checkpoint.update(deepcopy(self._others))
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
-        """Set Lightning's progress in a checkpoint that is saved after aggregation to that of the epoch's end, which
-        Lightning has not reached yet."""
+        """Set Lightning's progress in a checkpoint to the epoch's end, which Lightning has not reached yet."""
         loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
         for part in ("total", "current"):
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
@@ -112,16 +96,7 @@ def _copied(state: Any, owner: str) -> Any:
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """Return the patch by which the global model is saved whenever the module is saved. It also works for checkpoints
-    of weights only, for which Lightning calls no hook of a callback.
-
-    Args:
-        trainer: the fit's trainer.
-        within: returns the global model's ``state_dict`` while the module holds a client's model; else None.
-
-    Returns:
-        ``(object, attribute name, new value)`` for :class:`flsv._lightning.patches.PatchedAttributes`.
-    """
+    """Return the patch by which the global model is saved whenever the module is saved."""
     plain = trainer.strategy.lightning_module_state_dict
 
     def weights() -> dict[str, Any]:
@@ -135,15 +110,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 class FinetuningState:
-    """The parameters and layers that a trainer's finetuning callbacks have unfrozen.
-
-    On resume ``BaseFinetuning`` and its subclasses freeze all layers again, but do not unfreeze those that were being
-    finetuned. Therefore a checkpoint contains the names of the trained parameters. A checkpoint that is saved within a
-    round contains the parameters that were trained when this round began.
-
-    Args:
-        trainer: the fit's trainer. If it is None or has no such callback, all methods do nothing.
-    """
+    """Parameters and layers that a trainer's finetuning callbacks have unfrozen."""
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
         callbacks = [] if trainer is None else callbacks_of(trainer)
@@ -151,28 +118,18 @@ class FinetuningState:
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Store the names of the parameters and layers that are trained, before the callbacks begin the epoch."""
+        """Store what is trained before the callbacks begin the epoch."""
         if self._trainer is not None:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
-        """Return the names of the parameters and BatchNorm layers that are trained, to be saved in a checkpoint.
-
-        Args:
-            within_round: whether the checkpoint is saved within a round; the names are then those that
-                :meth:`begin_round` has stored.
-
-        Returns:
-            ``"parameters"``: the parameters that require a gradient; ``"tracking"``: the BatchNorm layers that update
-            their running statistics. None if there are no finetuning callbacks, or no round has begun.
-        """
+        """Name the parameters and BatchNorm layers that are trained, for a checkpoint."""
         if self._trainer is None:
             return None
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Unfreeze the parameters and BatchNorm layers that ``state``, a result of :meth:`state`, names, and freeze all
-        others; None changes nothing."""
+        """Unfreeze what ``state`` names, and freeze everything else."""
         if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():
@@ -198,7 +155,7 @@ try:
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
-        """Stand-in for the missing class; it is never instantiated."""
+        """Stand-in for a class that older versions of Lightning lack."""
 
 
 #: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
@@ -206,16 +163,7 @@ REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
 
 class RoundAverage:
-    """Wrapper of a trainer's weight-averaging callback, if it has one, that updates the average at the ends of rounds.
-
-    Args:
-        callbacks: the trainer's callbacks.
-
-    Attributes:
-        changes: the attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
-        last: the last global model, a ``state_dict``, which the average replaces in the module at the end of training;
-            None until then.
-    """
+    """Wrapper of a weight-averaging callback that updates the average at the ends of rounds."""
 
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
         self._callback: Any = next((c for c in callbacks if isinstance(c, WeightAveraging)), None)
@@ -231,18 +179,16 @@ class RoundAverage:
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
     def begin_round(self) -> None:
-        """Forget that an update of the average was due in the previous round."""
         self._due = False
 
     def end_batch(self, trainer: L.Trainer) -> None:
-        """Record after a batch whether the callback would update its average now; the update is then made at the
-        round's end."""
+        """Record whether the callback would update its average after this batch."""
         callback = self._callback
         if callback is not None and not self._due and trainer.global_step > callback._latest_update_step:
             self._due = callback.should_update(step_idx=trainer.global_step - 1)
 
     def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Update the average if an update is due; the module must hold the new global model."""
+        """Update the average if an update is due."""
         callback = self._callback
         if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
             callback._average_model.update_parameters(module)
@@ -250,15 +196,12 @@ class RoundAverage:
             callback._latest_update_epoch = trainer.current_epoch
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the global model back into the module, if an exception during validation has left the averaged weights in
-        it."""
+        """Put the global model back into the module if validation failed while it held the average."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Put the last global model into a checkpoint that is saved after training, when the module holds the average;
-        else the run could not be resumed. The model's place is ``current_model_state`` if the callback has put the
-        average into ``state_dict`` already, else ``state_dict``, from which the callback then moves it."""
+        """Put the last global model into a checkpoint that is saved when the module holds the average."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -281,26 +224,13 @@ _REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Checkpoint plugin that never destroys an earlier file by a failed write, and checks the files that it reads.
-
-    Lightning writes into the system's temporary folder and moves the file. Between file systems a move is a copy: a
-    kill or a full disk during the copy leaves half a checkpoint in place of a complete one. This plugin leaves remote
-    paths (``s3://...``) to Lightning.
-
-    Args:
-        check: called with each checkpoint that is read and its path; raises if the checkpoint cannot be used.
-    """
+    """Checkpoint plugin that writes through a new file, and checks what it reads."""
 
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the checkpoint into a new file beside ``path``, flush it to the disk, and rename it to ``path``. If it
-        is marked by :func:`refuse`, show a warning instead.
-
-        Raises:
-            OSError: the file cannot be written; the error names it, and an earlier file stays as it was.
-        """
+        """Write a new file beside ``path``, flush it to the disk, and rename it to ``path``."""
         if why := checkpoint.get(_REFUSED):
             rank_zero_warn(f"{path} is not saved: {why}")
             return
@@ -316,12 +246,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             file.write(buffer.getbuffer())
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint and check it.
-
-        Raises:
-            ConfigurationError: the file does not exist, cannot be read, is not a checkpoint, or is refused by
-                ``check``.
-        """
         try:
             _check_sums(path)
             checkpoint = super().load_checkpoint(path, *args, **kwargs)
@@ -339,24 +263,14 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def install(trainer: L.Trainer, check: Check) -> None:
-    """Replace Lightning's default checkpoint plugin by :class:`DurableCheckpointIO`; do not replace a user's plugin."""
+    """Replace Lightning's default checkpoint plugin, but no plugin of the user."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Mark a checkpoint that Lightning is about to save after an error, so that :class:`DurableCheckpointIO` shows a
-    warning instead of writing it. An exception here would hide that error.
-
-    Args:
-        trainer: the fit's trainer.
-        checkpoint: the checkpoint, changed in place.
-        failed: the round that has failed, such as ``"round 3"``.
-
-    Raises:
-        ConfigurationError: the user's own plugin would write the checkpoint.
-    """
+    """Mark a checkpoint so that it is not written, but a warning is shown."""
     why = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
         "on from there. Resume from an earlier checkpoint."
@@ -367,7 +281,7 @@ def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
 
 
 def _check_sums(path: Any) -> None:
-    """Raise BadZipFile if an entry of the file does not match its checksum, which torch does not check."""
+    """Raise BadZipFile if a checksum does not match, which torch does not check."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():

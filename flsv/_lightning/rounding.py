@@ -23,18 +23,7 @@ SHARED = 1e-3
 
 
 class Rounding(NamedTuple):
-    """Tolerances for one arithmetic: the largest differences between two computations of the same number or model that
-    rounding can explain.
-
-    Attributes:
-        unit: relative error of one rounded factor of a product.
-        number: difference of a number that a model computes, such as its loss; relative if it is above 1, else
-            absolute.
-        steps: distance of two models after a few optimizer steps, as a fraction of the distance that they moved; 0: all
-            their entries must agree up to ``number``.
-        visit: distance of two models after a client's whole training in a round, as a fraction of the distance that
-            they moved.
-    """
+    """Tolerances of one arithmetic for two computations of the same number or model."""
 
     unit: float
     number: float
@@ -43,58 +32,28 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether the arithmetic is too coarse for a fixed tolerance, so that the effect of rounding must be
-        measured, see :meth:`nudged`.
-
-        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the distance
-        that they moved after 10 steps, and by all of it after 100.
-        """
+        """Return whether the effect of rounding must be measured, see :meth:`nudged`."""
         return self.steps > 0
 
     @property
     def run(self) -> float:
-        """Return the tolerance for two models after a whole training, as a fraction of the distance that they moved.
-        Models that are closer count as equal; for others :meth:`apart` measures the effect of rounding."""
+        """Return the tolerance for two trained models, as a fraction of the distance that they moved."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
-        """Return a nudged copy of the model ``start [P]``: every entry is changed at random, by about as much as the
-        arithmetic rounds factors. Training both models shows how much training amplifies rounding."""
+        """Change every entry of the model ``start [P]`` at random, by about a rounding error."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
         noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
         return start * (1 + max(NUDGE, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
-        """Return the largest distance between two trainings of the same model that rounding can explain.
-
-        Args:
-            start: ``[P]``, the model before training.
-            trained: ``[P]``, the model after training.
-            nudged: ``[P]``, the result of the same training from ``self.nudged(start)``.
-        """
+        """Return the largest distance between two trainings that rounding can explain."""
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 
     def apart(
         self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return the distance of two trained models that must be equal, as a fraction of the distance that training has
-        moved them; return None if rounding explains the difference.
-
-        Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance
-        that the model moves. So if the models differ by more than :attr:`run`, the effect of rounding is measured.
-
-        Args:
-            mine: ``[P]``, the model to check.
-            real: ``[P]``, the model that it must equal.
-            start: ``[P]``, the model that both started from.
-            nudged: function that trains ``self.nudged(start)`` as ``mine`` was trained and returns the displacement
-                ``[P]``, the trained model minus its start; it returns None if that is not possible.
-
-        Example:
-            >>> start, real = torch.zeros(2), torch.tensor([3.0, 4.0])
-            >>> ROUNDINGS["float32"].apart(real + 1e-5, real, start), ROUNDINGS["float32"].apart(real + 1, real, start)
-            (None, 0.282842...)
-        """
+        """Return the distance of two trained models that must be equal, or None if rounding explains it."""
         mine, real, start = mine.double(), real.double(), start.double()
         if not real.isfinite().all():
             return None if mine.isfinite().equal(real.isfinite()) else 1.0
@@ -129,41 +88,23 @@ _BY_PRECISION = {
 
 
 def rounding_of(trainer: L.Trainer) -> Rounding:
-    """Return the tolerances for a trainer's precision and device; the widest ones for an unknown precision."""
+    """Return the tolerances for a trainer's precision and device."""
     return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
 
 
 def arithmetic_of(precision: Any, device: torch.device) -> str:
-    """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`.
-
-    Args:
-        precision: the trainer's precision, in Lightning's notation.
-        device: the trainer's device.
-
-    Example:
-        >>> arithmetic_of("32-true", torch.device("cpu")), arithmetic_of("bf16-mixed", torch.device("cpu"))
-        ('float32', 'bf16')
-    """
+    """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`."""
     name = _BY_PRECISION.get(precision, "bf16 weights")
     return "TF32" if name == "float32" and uses_tf32(device) else name
 
 
 def uses_tf32(device: torch.device) -> bool:
-    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32.
-
-    On CUDA, convolutions are rounded unless ``torch.backends.cudnn.allow_tf32`` is False, and products are rounded if
-    ``torch.set_float32_matmul_precision`` was called with ``"high"`` or ``"medium"``.
-
-    Example:
-        >>> uses_tf32(torch.device("cpu"))
-        False
-    """
+    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32."""
     return device.type == "cuda" and bool(tf32_of())
 
 
 def tf32_of() -> list[str]:
-    """Return the operations that torch rounds to TensorFloat32 by its settings, of ``"convolutions"`` and
-    ``"products"``."""
+    """Return the kinds of operations that torch rounds to TensorFloat32."""
     # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
     backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
     found = []

@@ -19,21 +19,7 @@ Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """Recorder of an epoch's logged values that merges them over all processes; installed for one fit.
-
-    Lightning adds up an epoch's values as they are logged. Here every process records the values that its hooks log. At
-    the end of the epoch the values of all processes are added up in the order in which a single process would have
-    logged them, so the result is the same to the bit. For a torchmetrics metric that was logged as an object, the
-    processes' states are merged with the reductions that the metric declares, as torchmetrics does between processes.
-
-    Args:
-        trainer: the trainer of this process.
-        place: function that returns the position, in that order, of a value that is logged now.
-        exchange: function ``exchange(value, name)`` that sends this process's value to all processes and returns all
-            processes' values; ``name`` is for messages.
-        idle: function that returns True if no client has trained in this process in the epoch, so that its values are
-            discarded.
-    """
+    """Recorder of an epoch's logged values that merges them over all processes."""
 
     def __init__(
         self,
@@ -54,7 +40,7 @@ class LoggedValues:
         )
 
     def remove(self) -> None:
-        """Restore Lightning's own methods; a second call does nothing."""
+        """Restore Lightning's own methods."""
         self._patches.restore()
 
     def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
@@ -105,8 +91,7 @@ def _state(metric: Metric) -> dict[str, Any]:
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
-    """Set the metric's state to the merged ``states`` of all processes, as if this process had seen all their
-    batches."""
+    """Set the metric's state to the merged ``states`` of all processes."""
     if not states:
         metric.reset()
         return
@@ -130,7 +115,7 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
 
 
 class Counted(NamedTuple):
-    """Numbers of batches, of optimizer steps, and of batches that ended with an optimizer step (``stepped``)."""
+    """Numbers of batches, of optimizer steps, and of batches that ended with a step."""
 
     batches: int = 0
     steps: int = 0
@@ -141,14 +126,13 @@ class Counted(NamedTuple):
 
 
 def counts_so_far(trainer: L.Trainer) -> Counted:
-    """Return this process's numbers of batches and steps since the beginning of the fit."""
+    """Count this process's batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Add other processes' counts to those of this process's trainer. Lightning uses the counts in names of checkpoints
-    and as the loggers' x-axis, and it saves no checkpoint while ``trainer.global_step`` stays the same."""
+    """Add other processes' counts to those of this process's trainer."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
@@ -163,9 +147,7 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """Placeholder for the batches of a round that this Trainer's loop does not train: another process or an engine such
-    as vmap does. It is both the round's train dataloader and the only batch that this yields. No hook of a module or
-    data module gets it."""
+    """Placeholder for batches of a round that this Trainer's loop does not train."""
 
     visits: Sequence[Any] = ()
 
@@ -177,8 +159,7 @@ class IdleBatch:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches ``(object, attribute name, new value)`` by which a Trainer does not move an
-    :class:`IdleBatch`, makes no step with it and calls none of the module's hooks."""
+    """Return the patches by which a Trainer does nothing with an :class:`IdleBatch`."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:

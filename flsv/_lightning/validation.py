@@ -37,15 +37,7 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 
 
 class KeptBatches:
-    """The batches of one validation loader, read once. Each iteration yields copies, which ``validation_step`` may
-    change.
-
-    Example:
-        >>> kept = KeptBatches([{"x": torch.ones(1)}])
-        >>> next(iter(kept))["x"] += 1
-        >>> next(iter(kept))["x"], len(kept)
-        (tensor([1.]), 1)
-    """
+    """Batches of one validation loader, read once."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         # Clones: a slice of a data set would carry the whole data set into every copy.
@@ -59,27 +51,13 @@ class KeptBatches:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples as Lightning counts them: the first dimension of a batch's tensors."""
+        """Count the samples as Lightning does, by the first dimension of a batch's tensors."""
         return sum(extract_batch_size(batch) for batch in self._batches)
 
 
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
-    """Read the batches of one or several validation loaders once.
-
-    The batches are stored on the module's device, unless a module or data module overrides the transfer hooks: then
-    these hooks run in every pass, as in any validation. ``limit_val_batches`` limits only a loader without a length.
-
-    Args:
-        trainer: the fit's trainer.
-        loaders: one validation loader, several, or a CombinedLoader.
-
-    Returns:
-        The batches of each loader.
-
-    Raises:
-        ConfigurationError: there are no batches, or a batch cannot be copied.
-    """
+    """Read the batches of one or several validation loaders once."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
     kept = []
@@ -103,27 +81,14 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
 
 
 class ValidationRun:
-    """One validation of a module on batches that were read before.
-
-    Args:
-        trainer: the fit's trainer, which is not changed.
-        module: a copy of the trainer's module, on its device, used by nothing else.
-        loaders: the batches of each loader, from :func:`keep_batches`.
-    """
+    """Validation of a module on batches that were read before."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
         self._trainer, self.module, self._loaders = trainer, module, loaders
         self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
 
     def logged(self) -> dict[str, Tensor]:
-        """Run the validation and return ``{name: value}`` of all values that the module logs, with the names of
-        ``trainer.callback_metrics``.
-
-        With several loaders Lightning returns a value per loader, ``"name/dataloader_idx_0"``,
-        ``"name/dataloader_idx_1"``, ... This method adds their weighted mean, ``"name"``. If Lightning averages the
-        value over batches, a loader's weight is the sum of its batch sizes in that average; else it is the loader's
-        number of samples.
-        """
+        """Run the validation, and return all logged values by name."""
         with validating(self._trainer):
             self._loop.run()
         values = dict(self._stand_in._logger_connector._callback_metrics)
@@ -134,15 +99,12 @@ class ValidationRun:
         return values
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield all batches as ``validation_step`` gets them; meanwhile the trainer's stage is validation and gradients
-        are disabled."""
+        """Yield all batches as ``validation_step`` gets them, in the trainer's validation stage."""
         for told in self._given():
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield ``(arguments, dataloader_idx)`` for each batch, without calling ``validation_step``: the code that
-        iterates over this generator calls it with ``arguments``. While it does, the module's stage, precision and mode
-        are those of a validation. ``dataloader_idx`` is None if there is only one loader."""
+        """Yield the arguments of ``validation_step``, which the caller calls, for each batch."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
@@ -163,7 +125,7 @@ class ValidationRun:
 
 
 class _Loop(_EvaluationLoop):
-    """Lightning's evaluation loop that also records ``parts``, ``{name: [(value, weight) of each loader]}``."""
+    """Lightning's evaluation loop, which also records each loader's values and weights."""
 
     parts: dict[str, list[tuple[Tensor, float]]]
 
@@ -189,14 +151,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Return a shallow copy of the trainer for a copy of its module, without callbacks and with loggers that log
-    nothing.
-
-    Args:
-        trainer: the fit's trainer, which is not changed.
-        module: a copy of the trainer's module, on its device, used by nothing else; its ``trainer`` becomes the
-            stand-in.
-    """
+    """Copy the trainer shallowly for a copy of its module, without callbacks and loggers."""
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
@@ -220,7 +175,7 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
 def _validating_stand_in(
     trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
 ) -> tuple[L.Trainer, _Loop]:
-    """Return a :func:`stand_in` for the trainer, and its validation loop, which reads the batches in ``loaders``."""
+    """Return a :func:`stand_in` for the trainer, and its validation loop over ``loaders``."""
     own = stand_in(trainer, module)
     own.limit_val_batches, own.overfit_batches = 1.0, 0.0
     loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
@@ -229,7 +184,7 @@ def _validating_stand_in(
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:
-    """Return the number in ``logged`` under ``name``; raise ConfigurationError if the value is not a single number."""
+    """Return the single number in ``logged`` under ``name``."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:
         raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")

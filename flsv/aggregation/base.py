@@ -32,6 +32,9 @@ class Aggregator(Strategy):
     #: Whether the aggregator reads the clients' identities or numbers of steps, besides their models and numbers of
     #: samples.
     of_clients: ClassVar[bool] = False
+    #: Whether :meth:`aggregate` gives a center of the models that single models cannot move far, whatever vectors of P
+    #: entries take the models' place.
+    robust: bool = False
 
     def __init__(self, *, server_lr: Positive = 1.0) -> None:
         self.server_lr = server_lr

@@ -55,6 +55,7 @@ class Bucketing(Aggregator):
         super().__init__(server_lr=aggregator.server_lr)
         self.aggregator = aggregator
         self.size = size
+        self.robust = aggregator.robust
 
     def begin(self, federation: FederationInfo) -> None:
         self.aggregator.begin(self._of_buckets(federation))

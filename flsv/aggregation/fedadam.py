@@ -73,29 +73,7 @@ class FedYogi(FedAdam):
 
 
 class AdaptiveServer(Optimizer):
-    """Optimizer of Reddi et al., Algorithm 2, for a parameter x with the gradient -Delta; m = 0 and v = tau^2 before
-    the first step:
-
-        m <- beta1 m + (1 - beta1) Delta
-        v <- beta2 v + (1 - beta2) Delta^2                    (Adam)
-        v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)        (Yogi)
-        x <- x + lr m / (sqrt(v) + tau)
-
-    Args:
-        params: the parameters, or groups of parameters.
-        lr: the learning rate.
-        beta1: decay of m, in [0, 1).
-        beta2: decay of v, in [0, 1).
-        tau: constant in the denominator, above 0.
-        rule: rule for v, ``"adam"`` or ``"yogi"``; with ``"yogi"`` v shrinks more slowly than it grows.
-
-    Example:
-        >>> x = torch.nn.Parameter(torch.zeros(1))
-        >>> x.grad = torch.tensor([-3.0])
-        >>> AdaptiveServer([x], lr=1.0, beta1=0.0, beta2=0.0, tau=1.0).step()
-        >>> x.item()
-        0.75
-    """
+    """Optimizer of Reddi et al., Algorithm 2, for the server's steps."""
 
     def __init__(
         self,
@@ -110,7 +88,7 @@ class AdaptiveServer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take the server's step of one round; parameters without a gradient stay unchanged."""
+        """Take the server's step of one round."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None:

@@ -74,12 +74,6 @@ class FedNova(Aggregator):
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
-    """Compute the effective number of local steps |a_i| of each client, float64 ``[k]``: the sum of the weights with
-    which the client's gradients enter its update.
-
-    Args:
-        num_steps: the clients' numbers of local steps tau_i, integers ``[k]``.
-        momentum: the optimizer's momentum rho, in [0, 1).
-    """
+    """Compute the effective number of local steps |a_i| of each client, float64 ``[k]``."""
     steps = num_steps.double()
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

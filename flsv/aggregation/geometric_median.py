@@ -41,6 +41,8 @@ class GeometricMedian(Aggregator):
         GeometricMedian()
     """
 
+    robust = True
+
     def __init__(
         self,
         smoothing: Positive = 1e-6,

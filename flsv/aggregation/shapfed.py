@@ -66,8 +66,7 @@ class ShapFedWA(Aggregator):
         return torch.where(total > 0, gamma / total, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """Return gamma ``[k]``: for each client of the round its contribution after earlier rounds, not scaled to sum
-        to 1."""
+        """Return gamma ``[k]``, the clients' contributions after earlier rounds."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

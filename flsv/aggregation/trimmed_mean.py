@@ -43,6 +43,8 @@ class TrimmedMean(Aggregator):
         TrimmedMean(trim=0.3)
     """
 
+    robust = True
+
     def __init__(self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
         self.trim = trim
@@ -66,8 +68,7 @@ class TrimmedMean(Aggregator):
         return vector, weights
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the trimmed mean of the parameters, and the clients' shares of the values that are averaged,
-        ``[k]``."""
+        """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(

@@ -57,16 +57,7 @@ class ALittleIsEnough(Collusion):
 
 
 def largest_z(cohort: int, colluders: int) -> float:
-    """Compute the paper's z_max, the number of standard deviations that :class:`ALittleIsEnough` uses by default.
-
-    Args:
-        cohort: k, the number of clients that take part in the round.
-        colluders: m, number of colluders among them.
-
-    Example:
-        >>> round(largest_z(50, 24), 2)  # the paper's example has s = 2 of 26
-        1.43
-    """
+    """Compute the paper's z_max, the default number of standard deviations."""
     honest = cohort - colluders
     supporters = max(1, cohort // 2 + 1 - colluders)
     # Without honest clients, or with all of them needed, no z meets the equation.

@@ -55,17 +55,6 @@ class Attack(ClientChoice, Upload):
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Return the update that the client sends instead of ``update [P]``; for a client that does not attack,
-        ``update`` itself.
-
-        Raises:
-            ConfigurationError: the attack changes the update's shape.
-
-        Example:
-            >>> from flsv.attacks import SignFlip
-            >>> SignFlip().apply(torch.ones(3), UploadContext(client=0, num_clients=2, num_parameters=2, round_index=0))
-            tensor([-1., -1.,  1.])
-        """
         if context.client not in self.chosen(context.num_clients):
             return update
         parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]

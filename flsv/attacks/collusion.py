@@ -69,7 +69,7 @@ class Collusion(ClientChoice, Upload):
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Return ``update [P]`` itself; :meth:`sent` replaces it when the whole cohort has trained."""
+        """Return ``update`` itself, which :meth:`sent` replaces when the whole cohort has trained."""
         return update
 
     def sent(self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int) -> dict[int, Tensor]:
@@ -103,15 +103,7 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Check that a loop with a collusion has no personalizer, because all clients must start from the global model.
-
-    Args:
-        uploads: the loop's uploads.
-        personalizer: the loop's personalizer, or None if there is none.
-
-    Raises:
-        ConfigurationError: there is a collusion, and a personalizer.
-    """
+    """Refuse a collusion beside a personalizer, since all clients must start from the global model."""
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:
             raise ConfigurationError(

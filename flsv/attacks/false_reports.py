@@ -54,7 +54,6 @@ class FalseReports(Attack):
         return update
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        """Return the update itself."""
         return update
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:

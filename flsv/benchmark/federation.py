@@ -42,7 +42,7 @@ CLIENT_VAL_FRACTION = 0.2
 
 
 #: Fields of a federation that influence no metric's values.
-ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
+ELSEWHERE = ("name", "title", "set", "bad", "needs", "root")
 
 
 @checked
@@ -54,8 +54,8 @@ class Federation:
         name: name of the YAML file without its ending.
         title: description of the federation in words.
         set: ``"tuning"``: used for design choices in flsv; ``"held_out"``: not used for any choice; ``"fresh"``:
-            created after the last choice, with data on which metrics often fail, and evaluated only once. A file
-            without ``set`` is held out.
+            created later, with data on which metrics often fail (``docs/benchmark.md``). A file without ``set`` is held
+            out.
         rounds: number of rounds.
         data: section ``data`` of a configuration of ``flsv fit``.
         model: section ``model`` of a configuration of ``flsv fit``.
@@ -65,9 +65,6 @@ class Federation:
         bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
-        circles: 0 if the ground truth uses all 2^n coalitions of the n clients. For more than about ten clients: the
-            number of random circular orders of clients per training seed, from which coalitions are taken, see
-            :mod:`flsv.benchmark.truth`.
         needs: paths, relative to ``root``, of the files that the federation needs.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
@@ -91,7 +88,6 @@ class Federation:
     bad: Mapping[str, list[Annotated[int, Ge(0)]]] = field(default_factory=dict)
     attacks: list[dict[str, Any]] = field(default_factory=list)
     local_epochs: Count = 1
-    circles: Annotated[int, Ge(0)] = 0
     needs: Sequence[str] = ()
     root: str | None = None
 

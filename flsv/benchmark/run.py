@@ -121,8 +121,8 @@ class _Clock:
     """Clock of the processor time that a loop's metrics take, including evaluations."""
 
     def __init__(self, loop: FederatedLoop) -> None:
-        self.seconds, self._update = 0.0, loop.board.update
-        loop.board.update = self  # type: ignore[method-assign, assignment]  # wrapped on purpose
+        self.seconds, self._update = 0.0, loop.contribution_metrics.update
+        loop.contribution_metrics.update = self  # type: ignore[method-assign, assignment]  # wrapped on purpose
 
     def __call__(self, *args: Any) -> None:
         start = time.process_time()

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc
 
 from flsv.utilities.csv_files import Cell, number_or_nan, parse_int
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
 NAN = float("nan")
-
-
-def nanmean(values: Iterable[float]) -> float:
-    """Compute the mean of the values that are not NaN; NaN if there are none.
-
-    Example:
-        >>> nanmean([1.0, NAN, 2.0])
-        1.5
-    """
-    known = [value for value in values if value == value]
-    return float(np.mean(known)) if known else NAN
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
@@ -45,27 +33,8 @@ def spearman(values: Tensor, truth: Tensor) -> float:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
         1.0
     """
-    return pearson(_ranks(values), _ranks(truth))
-
-
-def pearson(values: Tensor, truth: Tensor) -> float:
-    """Compute Pearson's correlation of a metric's values with the true values; 0 if all values are equal.
-
-    Args:
-        values: ``[n]``, the metric's values; clients without a value (NaN) get the smallest value of the others.
-        truth: ``[n]``, the true values.
-
-    Example:
-        >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])), 3)
-        0.982
-    """
-    centered = []
-    for each in (_filled(values), _filled(truth)):
-        deviation = each - each.mean()
-        if deviation.norm() <= 1e-12 * each.norm():  # all equal, to rounding
-            return 0.0
-        centered.append(deviation / deviation.norm())
-    return float((centered[0] @ centered[1]).clamp(-1, 1))
+    pair = _filled(values), _filled(truth)
+    return float(stats.spearmanr(*pair).statistic) if all(len(each.unique()) > 1 for each in pair) else 0.0
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
@@ -114,15 +83,7 @@ def auroc(values: Tensor, bad: Tensor) -> float:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
         1.0
     """
-    if bad.all() or not bad.any():
-        return float("nan")
-    # Ranks in [0, 1], which torchmetrics accepts as probabilities; it applies a sigmoid to other numbers.
-    score = 1 - _ranks(values) / len(values)
-    return float(binary_auroc(score, bad.int()))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    return torch.from_numpy(stats.rankdata(_filled(values).numpy()))
+    return NAN if bad.all() or not bad.any() else float(roc_auc_score(bad, -_filled(values)))
 
 
 def _filled(values: Tensor) -> Tensor:

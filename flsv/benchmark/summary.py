@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas
 from pandas import DataFrame, Series
 from scipy import stats
@@ -20,8 +21,6 @@ from flsv.benchmark.scores import (
     BenchResults,
     Interval,
     auroc,
-    nanmean,
-    pearson,
     share_error,
     shares,
     spearman,
@@ -93,7 +92,7 @@ def covered(results: BenchResults, federations: Known, metric: str) -> float:
             ends = None if interval is None else as_shares(values, interval)
             if ends is not None:
                 held += _held(ends, shares(truth.mean))
-    return nanmean(held)
+    return float(np.mean(held)) if held else NAN
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
@@ -112,7 +111,7 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
     The columns are: one per set of federations, named after it, with the mean rank correlation with the truth over the
     federations of the set; ``all``, the mean over all federations; ``interval``, half the width of the 90 % interval of
     ``all``, over the seeds of the runs; ``worst``, the lowest rank correlation in a federation, and ``where``, the name
-    of this federation; ``pearson``, the mean correlation with the truth; ``error``, see
+    of this federation; ``error``, see
     :func:`flsv.benchmark.share_error`; ``auroc <kind>``, the probability that a client with this kind of badness has a
     lower value than a good client; ``seeds``, the mean rank correlation between the values of two seeds; and
     ``federations``, the number of federations in which the metric has values.
@@ -124,17 +123,17 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
     """
     scores = scores_of(results, federations)
     ranks = by_federation(scores)
-    means = scores.groupby(["metric", "federation"])[["spearman", "pearson", "error"]].mean().groupby("metric").mean()
+    means = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean().groupby("metric").mean()
     sets = Series({name: each.set for name, (each, _) in federations.items()})
     table = ranks.T.groupby(sets).mean().T.reindex(columns=SETS)
-    table = table.assign(all=means["spearman"], pearson=means["pearson"], error=means["error"])
+    table = table.assign(all=means["spearman"], error=means["error"])
     table["worst"], table["where"] = ranks.min(axis=1), ranks.idxmin(axis=1)
     table["federations"] = ranks.notna().sum(axis=1)
     kinds = [name for name in scores if name.startswith("auroc ")]
     table[kinds] = scores.groupby("metric")[kinds].mean()
     for metric in table.index:
         table.loc[metric, "interval"] = _interval(scores[scores["metric"] == metric])
-        table.loc[metric, "seeds"] = nanmean(_between_seeds(results, name, metric) for name in federations)
+        table.loc[metric, "seeds"] = Series(_between_seeds(results, name, metric) for name in federations).mean()
     table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
     return table.sort_values("all", ascending=False, kind="stable")
 
@@ -163,7 +162,9 @@ def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], co
             continue
         table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
         table["interval_covers"] = [covered(results, some, metric) for metric in table.index]
-        table = table.assign(set=which, of_ceiling=table["all"] / nanmean(truth.ceiling for _, truth in some.values()))
+        table = table.assign(
+            set=which, of_ceiling=table["all"] / Series(truth.ceiling for _, truth in some.values()).mean()
+        )
         for metric, following in pairwise(table.index[table["federations"] > 0]):
             lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
             table.loc[metric, "lead"] = lead.mean()
@@ -188,7 +189,7 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
         federations: ``{name: (federation, its ground truth)}``.
 
     Returns:
-        A table with the columns ``federation``, ``seed``, ``metric``, ``spearman``, ``pearson``, ``error`` and, for
+        A table with the columns ``federation``, ``seed``, ``metric``, ``spearman``, ``error`` and, for
         each kind of bad clients, ``auroc <kind>``.
     """
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
@@ -198,10 +199,9 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
             continue
         federation, truth = federations[name]
         row = {"federation": name, "seed": seed, "metric": metric}
-        row |= {score.__name__: score(values, truth.mean) for score in (spearman, pearson)}
-        row["error"] = share_error(values, truth.mean)
+        row |= {"spearman": spearman(values, truth.mean), "error": share_error(values, truth.mean)}
         rows.append(row | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()})
-    head = ["federation", "seed", "metric", "spearman", "pearson", "error"]
+    head = ["federation", "seed", "metric", "spearman", "error"]
     return DataFrame(rows, columns=[*head, *(f"auroc {kind}" for kind in kinds)])
 
 
@@ -251,7 +251,7 @@ def costs(
 
 
 def _between_seeds(results: BenchResults, federation: str, metric: str) -> float:
-    return nanmean(spearman(a, b) for a, b in combinations(results.runs(federation, metric).values(), 2))
+    return Series([spearman(*pair) for pair in combinations(results.runs(federation, metric).values(), 2)]).mean()
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:

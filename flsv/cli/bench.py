@@ -8,10 +8,9 @@
     flsv bench --list                         metrics and federations
 
 Federations whose data are not on this machine are left out. Every metric is compared with the truth: the Shapley values
-of the game in which each coalition of a federation's clients was trained, several times. In federations of many clients
-(`circles` in the file), only coalitions along some orders of the clients were trained; these federations have tables of
-their own. The package contains the truth of its own federations; for a federation of your own, the coalitions are
-trained first. A command that was stopped continues when it is started again: finished values are kept in ``--out``.
+of the game in which each coalition of a federation's clients was trained, several times. The package contains
+the truth of its own federations; for a federation of your own, the coalitions are trained first. A command that was
+stopped continues when it is started again: finished values are kept in ``--out``.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ from flsv.cli.parsers import QUICK, bench_parser
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
-#: Suffix of the names of files on federations with many clients, whose truth is sampled.
-MANY = "_many"
-#: ``{suffix: federation}``: the federation in which costs are measured, which needs no download.
-COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
+#: The federation in which costs are measured, which needs no download.
+COSTS_IN = "digits_dirichlet"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
@@ -54,13 +51,10 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         known = _known(options, say)
         seeds = options.seeds or (1 if options.quick else 3)
         results = bench(known, entries, seeds=seeds, folder=options.out, say=say)
-        for suffix, circles in (("", False), (MANY, True)):
-            some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
-            if some:
-                cost = {} if options.quick else _costs(some, entries, options.out / f"costs{suffix}.csv", suffix, say)
-                summary = _report(options.out, suffix, results, some, entries, cost)
-                if not quiet:
-                    _show(summary, some)
+        cost = {} if options.quick else _costs(known, entries, options.out / "costs.csv", say)
+        summary = _report(options.out, results, known, entries, cost)
+        if not quiet:
+            _show(summary, known)
         files = ["benchmark.csv", "federations.csv", *([] if options.quick else ["costs.csv"]), "values.csv"]
         print(f"Written: {display_path(options.out)} ({', '.join(files)})")
         return _say_failures(results, entries)
@@ -91,8 +85,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
         return truth_table(each)
     folder = out / "truths"
     if not (folder / f"{each.name}.csv").is_file():
-        which = f"coalitions along {each.circles} circles of clients" if each.circles else "all of its coalitions"
-        print(f"{each.name}: training {which}, {seeds} times.", flush=True)
+        print(f"{each.name}: training all of its coalitions, {seeds} times.", flush=True)
     make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
     return truth_table(each, folder)
 
@@ -112,27 +105,24 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 
 
 def _report(
-    out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
+    out: Path, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables of one group of federations (those of few clients, or those of many clients) as CSV files into
-    ``out``; return the result of :func:`summarize`."""
+    """Write the tables as CSV files into ``out``; return the result of :func:`summarize`."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
-    table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
+    table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
     ranks = by_federation(scores_of(results, known)).T.assign(
         ceiling={name: each.ceiling for name, (_, each) in known.items()}
     )
-    ranks.to_csv(out / f"federations{suffix}.csv", float_format="%.3f")
+    ranks.to_csv(out / "federations.csv", float_format="%.3f")
     return summary
 
 
-def _costs(
-    known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
-) -> Mapping[str, Cost]:
-    """Return ``{metric: cost}``, measured in the federation that :data:`COSTS_IN` names for the group. Only if that
+def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
+    """Return ``{metric: cost}``, measured in the federation :data:`COSTS_IN`. Only if that
     federation was not requested and the user has one of their own, measure the costs in that."""
-    usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
-    return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
+    own = [each for name, (each, _) in known.items() if name not in names()]
+    return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
 
 
 def _list() -> None:
@@ -147,8 +137,7 @@ def _list() -> None:
 
 
 def _show(summary: DataFrame, known: Known) -> None:
-    many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
-    title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
+    title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
     columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets}

@@ -21,6 +21,7 @@ from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import listed
 
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
@@ -141,8 +142,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         show(data)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        samples(data).to_csv(out / "samples.csv")
+        save_table(out / "samples.csv", samples(data).reset_index())
         if data.column_cards:
-            missing(data).to_csv(out / "columns.csv")
-            describe_values(data).to_csv(out / "summary.csv")
+            save_table(out / "columns.csv", missing(data).reset_index())
+            save_table(out / "summary.csv", describe_values(data).reset_index())
         print(f"Written: {display_path(out)}")

@@ -30,7 +30,6 @@ OF_LIGHTNING = {
     "predict": "predict the test set with a checkpoint, and write the predictions",
 }
 OWN = {
-    "compare": "train several algorithms on the same partition, and show what each client gains",
     "repeat": "repeat a run with other seeds, and average each client's values",
     "data": "show each client's samples, classes, columns and missing values, without training",
     "value": "value clients and their samples, without training",
@@ -40,10 +39,8 @@ OWN = {
     "init": "write a project to start from",
     "new": "write a package with a metric of your own to start from",
 }
-#: Subcommands that fit dozens of times: Lightning's messages on each fit are hidden.
+#: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
 MANY_FITS = ("retrain", "repeat", "bench")
-#: Subcommands that skip finished work when they are started again.
-KEEPING = (*MANY_FITS, "compare")
 #: Subcommands that distribute their fits over the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
 #: Subcommands that show by themselves what they are doing.
@@ -91,7 +88,7 @@ def main(args: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt as stopped:
-        kept = given[:1] and given[0] in KEEPING
+        kept = given[:1] and given[0] in MANY_FITS
         after = ". Finished work is kept: run the same command again to continue." if kept else ""
         print(f"flsv: stopped{after}", file=sys.stderr)
         return status_of(stopped)

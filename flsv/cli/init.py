@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flsv.cli.command import command_parser
 from flsv.cli.configs import find_config
+from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
 
 _TEMPLATE = Path(__file__).parent / "templates" / "flower"
@@ -43,6 +44,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)
+    check_writable(given.flower or given.folder or Path())
     if given.flower is not None:
         said = _copy_template(given.flower)
     else:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -17,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.command import TextHelp, number_hint
 from flsv.cli.configs import check_file, find_config, is_yaml
+from flsv.utilities.errors import check_lightning
 from flsv.utilities.plugins import subclasses
 
 #: Options that map names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
@@ -76,6 +78,9 @@ class _Suggests:
     """Mixin of parsers that suggests similar options in errors about unknown options."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
+        if "not correspond to a subclass" in message:
+            for package, name in re.findall(r"([\w.]+)\.(\w+)", message):
+                check_lightning(getattr(sys.modules.get(package), name, None))
         wrong = _WRONG.search(message)
         given = _CLASS.findall(message[: wrong.start()]) if wrong else []
         if given:

@@ -102,10 +102,6 @@ class FederatedCLI(LightningCLI):
         for group, base in PARTS.items():
             installed(group, base)  # jsonargparse finds an imported class by its name alone
         parser.add_lightning_class_args(FederatedLoop, "federation")
-        # The source is a path; jsonargparse would read a text file at that path as the option's value.
-        for action in parser._actions:
-            if action.dest == "data.source":
-                action._enable_path = False  # type: ignore[attr-defined]  # jsonargparse's own attribute
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 

@@ -13,7 +13,7 @@ from typing import get_args
 from flsv.cli.command import command_parser
 from flsv.results.budget import Budget
 from flsv.results.files import find_config_of, find_contributions
-from flsv.utilities.choices import Judges, Negatives, Participation, Tests, Which
+from flsv.utilities.choices import Judges, Negatives, Participation, Which
 from flsv.utilities.errors import ConfigurationError
 
 #: Federations of ``flsv bench --quick``: few clients, no download, one for each kind of difference between clients.
@@ -112,28 +112,6 @@ def repeat_parser() -> ArgumentParser:
     return parser
 
 
-def compare_parser() -> ArgumentParser:
-    """Return the parser of ``flsv compare``."""
-    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
-    parser = _parser("compare", further)
-    parser.add_argument("--config", action="append", required=True, help="configuration of an algorithm; give several")
-    parser.add_argument(
-        "--base",
-        action="append",
-        default=[],
-        help="configuration that is read before each algorithm's; may be given several times",
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
-    parser.add_argument(
-        "--tests",
-        choices=get_args(Tests),
-        default="shared",
-        help="samples that models are tested on: the test set that no client has (shared), or each client's test split "
-        "(own), which suits personalized models",
-    )
-    return parser
-
-
 def bench_parser() -> ArgumentParser:
     """Return the parser of ``flsv bench``."""
     out = Path("runs/benchmark")
@@ -167,7 +145,6 @@ PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     "report": report_parser,
     "retrain": retrain_parser,
     "repeat": repeat_parser,
-    "compare": compare_parser,
     "bench": bench_parser,
 }
 #: Commands that do not take arguments of ``flsv fit``.

@@ -26,7 +26,8 @@ from flsv.cli.parsers import check_runs, repeat_parser
 from flsv.cli.saved_run import dealt_once
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import Run, open_run
-from flsv.report.reading import COLUMNS, RUNS, SUMMARY, seed_summary
+from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
+from flsv.results.files import RUNS
 from flsv.results.folder import FolderLock, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import numbers, percent, with_intervals

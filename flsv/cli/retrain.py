@@ -58,7 +58,7 @@ from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import joined, percent, with_intervals
+from flsv.results.text import joined, percent, small_gain, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
 from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_outputs, train_seeds
 from flsv.retraining.train_fits import Fit
@@ -228,7 +228,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     print(BRACKETS)
     if len(first["seeds"].split()) == 1:
         print("These are of one seed: wide, by what seeds differ by in trials. Use --seeds 3.")
-    for text in retrained_caveats(rows.to_dict("records")):
+    for text in [*small_gain(first["by"], rows["value"].sum()), *retrained_caveats(rows.to_dict("records"))]:
         print(text)
 
 

@@ -202,7 +202,10 @@ def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, s
     told = "the trainings are not compared with the run's own weights: "
     if not saved:
         return None, f"{told}{run / 'checkpoints'} has no last.ckpt"
-    held = torch.load(saved[-1], map_location="cpu", weights_only=False)
+    try:
+        held = torch.load(saved[-1], map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        return None, f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded"
     if held["epoch"] + 1 != cli.trainer.max_epochs:
         return None, f"{told}{saved[-1].name} is of round {held['epoch'] + 1} of {cli.trainer.max_epochs}"
     if held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:

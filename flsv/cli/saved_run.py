@@ -120,7 +120,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
-    for by in (found | loop.board.performances).values():
+    for by in (found | loop.contribution_metrics.performances).values():
         name = by if isinstance(by, str) else by.called
         if name == "per_class_accuracy":
             named["balanced_accuracy", None] = None
@@ -138,5 +138,5 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 def judges_of(loop: FederatedLoop) -> Judges:
     """Return who scored coalitions' models in a run: ``"clients"`` if the clients did so for all metrics, else
     ``"server"``."""
-    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.board.performances}
+    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.contribution_metrics.performances}
     return "clients" if found == {"clients"} else "server"

@@ -65,12 +65,7 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with defaults in place of None; lists are copied,
-    so that later changes to the caller's lists have no effect.
-
-    Raises:
-        ConfigurationError: an argument, or a combination of arguments, is wrong.
-    """
+    """Arguments of a :class:`flsv.FederatedLoop` by their names, with defaults in place of None."""
 
     aggregator: Aggregator
     metrics: Mapping[str, Metric]
@@ -107,6 +102,12 @@ class FederationConfig:
         check_order(self.uploads)
         check_collusion(self.uploads, self.personalizer)
         named_head(self.parts)
+        for role, each in self.strategies.items():
+            if self.private and any([each.reports, each.evaluates, not getattr(each, "collaborates", True)]):
+                raise ConfigurationError(
+                    f"{role} {each!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
+                )
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
@@ -115,8 +116,7 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """Return ``{role: strategy}`` of the aggregator, personalizer, sampler and client algorithm that are set;
-        read-only."""
+        """Return ``{role: strategy}`` of the strategies that are set."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     def client_weights(self, num_samples: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class FederationConfig:
 
     @property
     def text(self) -> str:
-        """Return a text with the strategies and with those other arguments that differ from their defaults."""
+        """Describe the strategies, and other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -134,15 +134,12 @@ class FederationConfig:
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of strategies and filters that the next round needs."""
         return {
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "filters": {type(each).__name__: each.state_dict() for each in self.filters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned; filters may differ from the saved ones, see
-        ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
@@ -158,16 +155,7 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
-        """Return the facts about the federation that strategies get before the first round.
-
-        Args:
-            global_vector: ``[P]``, the model that the first round starts from; P = length of the parameter vector.
-            space: the map between vectors and modules.
-            data: the data module, set up.
-            seed: the seed of the run's random choices.
-            optimizers: the clients' optimizers, as the module configures them.
-            metrics: the contribution metrics, ``{name: metric}``.
-        """
+        """Return the facts about the federation that strategies get before the first round."""
         clients = range(data.num_clients)
         sizes = {
             split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
@@ -179,41 +167,28 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """Return the processing step among :attr:`uploads` that adds noise for differential privacy, or None."""
+        """Return the upload that adds noise for differential privacy, or None."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
-    def hides_starts(self) -> bool:
-        """Return whether a client must not reveal the model that it starts from. That is so if a personalizer gives
-        clients start points of their own and :class:`flsv.privacy.GaussianPrivacy`, which adds noise only to updates,
-        is used."""
-        return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
+    def private(self) -> bool:
+        """Return whether clients are private: whether nothing may leave them but what follows from a noised update and
+        public settings, see :class:`flsv.privacy.GaussianPrivacy`."""
+        return self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property
     def parts(self) -> list[Any]:
-        """Return a list of all strategies, metrics and uploads."""
+        """List all strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
 
     @property
     def head(self) -> str | None:
-        """Return the classifier head's name that a strategy, metric or upload gives; None if none does."""
+        """Return the classifier head's name that a part gives, or None."""
         return named_head(self.parts)
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that these objects name in their argument ``head``; None if none does.
-
-    Args:
-        parts: strategies, metrics and uploads.
-
-    Raises:
-        ConfigurationError: two of the objects name different heads.
-
-    Example:
-        >>> from flsv.attacks import HeadAlignment
-        >>> named_head([HeadAlignment(head="fc")])
-        'fc'
-    """
+    """Return the classifier head that objects name in their argument ``head``, or None."""
     named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
     if len(named) > 1:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())

@@ -52,27 +52,16 @@ FREE = {"max_epsilon", "workers", "server_lr"}
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of an experiment: the settings and samples on which its results depend.
-
-    Args:
-        settings: ``{dotted name: value as text}``.
-        samples: hashes of the samples, ``{client's number or "server": hash}``, see :func:`sample_hashes`.
-
-    Example:
-        >>> before = Identity({"data.batch_size": "32"}, {"server": "ab", "0": "cd"})
-        >>> Identity({"data.batch_size": "64"}, {"server": "ab", "0": "ef"}).differences(before)
-        ['data.batch_size is 64 and was 32', 'other samples or labels for clients [0]']
-    """
+    """Settings and samples on which the results of an experiment depend."""
 
     settings: Mapping[str, str]
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """Return the identity as nested dictionaries of texts, which JSON can hold."""
+        """Return the settings and hashes as nested dictionaries of texts."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        """Return the settings and the hashes of samples in one flat dictionary."""
         return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
 
     @property
@@ -81,24 +70,20 @@ class Identity:
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Return a list of texts: one for each setting that differs from that of ``before``, and one that names the
-        clients, or the server, whose samples differ. If ``before`` has no settings, return one text, that nothing is
-        known about it."""
+        """Describe each setting, and the clients' samples, that differ from those of ``before``."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Return a text for each setting that differs from that of ``other``: the setting's name and ``words``, a
-        template that is filled with this identity's value and that of ``other``."""
+        """Describe each setting that differs from that of ``other``, by the template ``words``."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Return a text that names the clients, and perhaps the server, whose samples differ from those in ``other``;
-        "" if none differ."""
+        """Name the clients, and perhaps the server, whose samples differ from those in ``other``."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -106,15 +91,7 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """Return a loop's settings that determine its results, ``{option: text}``; call this before the first round.
-
-    Settings that may change between two rounds (``local_epochs``, options of evaluation, logs and figures) are left
-    out.
-
-    Args:
-        config: the loop's configuration.
-        metrics: the loop's metrics, ``{name: metric}``.
-    """
+    """Return a loop's settings that determine its results, ``{option: text}``."""
     held = {role: getattr(config, role) for role in ROLES}
     held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
     held |= {"optimizer_state": config.optimizer_state, "share": config.share}
@@ -124,16 +101,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
-    """Return the identity of a fit, which must be the same when the fit is resumed.
-
-    Args:
-        settings: the loop's settings, see :func:`settings_of`.
-        data: the data module, set up.
-
-    Returns:
-        The identity. Its ``settings`` are those of the loop and the data. Its ``samples`` are a hash for each client,
-        of the indices, contents and labels of the client's samples, and a hash of the server's validation set.
-    """
+    """Return what must be the same when the fit is resumed."""
     facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
         facts["client_names"] = data.client_names  # in place of the shortened list
@@ -146,24 +114,12 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of :data:`PACKAGES`, which compute the results, as settings of an identity.
-
-    Example:
-        >>> sorted(versions())
-        ['version of flsv', 'version of lightning', 'version of torch']
-    """
+    """Return the versions of the packages that compute the results, as settings."""
     return {f"version of {name}": version(name) for name in PACKAGES}
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{dotted name: value as text}``, the ``settings`` of an :class:`Identity`, for a resolved configuration
-    of ``flsv fit``.
-
-    Options that change no result, and the seed, are left out. Hashes of the source of the user's own classes and the
-    versions of the packages are added.
-
-    Args:
-        config: the sections ``model``, ``data``, ``federation`` and ``trainer`` of the configuration.
+    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``.
 
     Example:
         >>> files = {"root": "there"}
@@ -187,17 +143,7 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """Return a hash of the source files of a class and its bases, or of a function. Code of the packages in
-    :data:`INSTALLED` is left out; "" if nothing is left.
-
-    Raises:
-        OSError: the source is not available, such as that of a class typed into a Python prompt.
-
-    Example:
-        >>> from flsv.metrics import LeaveOneOut
-        >>> source_of(LeaveOneOut)
-        ''
-    """
+    """Return a hash of the source files of a class and its bases, or of a function."""
     kinds = made_by.__mro__ if isinstance(made_by, type) else [made_by]
     own = [kind for kind in kinds if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED]
     digest = hashlib.sha256()
@@ -208,15 +154,7 @@ def source_of(made_by: Any) -> str:
 
 
 def described(value: Any, depth: int = 4) -> str:
-    """Describe an object by its class and its constructor's arguments, with the same text in every process.
-
-    Tensors are left out, because they are learned. ``depth`` is the number of levels of nested objects to describe.
-
-    Example:
-        >>> from flsv.aggregation import FedAvg
-        >>> described([FedAvg(), None, 0.5])
-        "[FedAvg(weighting='samples'), None, 0.5]"
-    """
+    """Describe an object by its class and arguments, with the same text in every process."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(described(item, depth) for item in value)}]"
     if isinstance(value, Mapping):
@@ -235,7 +173,7 @@ def described(value: Any, depth: int = 4) -> str:
 
 
 def _made_with(value: Any) -> set[str]:
-    """Return the names of an object's attributes that hold its constructor's arguments."""
+    """Name the attributes of an object that hold its constructor's arguments."""
     names = {name for name in vars(value) if not name.startswith("_")}
     names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
@@ -244,7 +182,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Remove addresses in this process's memory, such as " at 0x7f...", from a text."""
+    """Remove addresses in this process's memory from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -253,12 +191,14 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
-    """Return ``{holder: hash}`` of samples and labels; a holder is a client's number, or ``"server"`` for the server's
-    validation set."""
+    """Return ``{holder: hash}`` of samples and labels, with a client's id or ``"server"`` as holder."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
-        result[str(client)] = _hash(contents.get(str(client), ""), *data.dealt_to(client))
+        parts = data.dealt_to(client)
+        # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
+        parts[::2] = [indices - parts[0][:1].sum() for indices in parts[::2]]
+        result[str(client)] = _hash(contents.get(str(client), ""), *parts)
     return result
 
 
@@ -291,14 +231,7 @@ def _holder(name: str) -> str:
 def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """Return the run's hyper-parameters for loggers as a flat dictionary.
-
-    Args:
-        config: the loop's configuration.
-        metrics: the metrics that the run updates, ``{name: metric}``.
-        data: the data module, set up.
-        seed: the run's seed.
-    """
+    """Return the run's hyper-parameters for loggers as a flat dictionary."""
     result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
     result |= {"federation_seed": seed}
     result |= {} if config.share == "all" else {"share": described(config.share)}
@@ -309,12 +242,7 @@ def hyperparameters(
 
 
 def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """Return a name for a federation: the classes of its personalizer, client algorithm and aggregator, joined by "+".
-
-    The default aggregator, FedAvg, is named only if there is no other strategy to name.
-
-    Args:
-        strategies: the federation's strategies, ``{role: strategy}``.
+    """Name a federation by its personalizer, client algorithm and aggregator.
 
     Example:
         >>> from flsv.aggregation import FedAvg, ShapFedWA
@@ -341,15 +269,7 @@ def hparam_columns(
     rounds: int | None,
     optimizers: Sequence[Optimizer],
 ) -> dict[str, str | int | float]:
-    """Return the settings that distinguish runs in a table of runs, with names short enough for narrow columns.
-
-    Args:
-        strategies: the federation's strategies, ``{role: strategy}``.
-        data: the data module, set up.
-        seed: the run's seed.
-        rounds: the number of rounds of the run; None if it has no limit.
-        optimizers: the module's optimizers, before the first round.
-    """
+    """Return the settings that distinguish runs in a table of runs, under short names."""
     partitioner = getattr(data, "partitioner", None)
     facts = {
         "algorithm": algorithm_name(strategies),

@@ -49,6 +49,3 @@ __all__ = [
     "stage_of",
     "started_from",
 ]
-
-# The names before 1.1, when these were in flsv.participants.
-Owners, at, run_protocol = ClientPlacement, opened, map_clients

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KEY = "artifacts"
+#: Names of a run's own folders and files, which no client's folder may have.
+_OWN = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """Return a different folder name for each client: its name, without characters that file systems refuse.
-
-    Args:
-        names: the clients' names, in the order of their numbers; any text.
+    """Return a different folder name for each client, which file systems accept.
 
     Example:
         >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
@@ -37,7 +36,7 @@ def client_folders(names: Sequence[str]) -> list[str]:
         # Replace path separators and characters that Windows refuses; no dot at either end.
         plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
         unique = plain
-        while unique.casefold() in taken:
+        while unique.casefold() in taken or _OWN.fullmatch(unique):
             unique = f"{unique}_{client}"
         taken.add(unique.casefold())
         folders.append(unique)
@@ -45,41 +44,12 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
-    """Let the client store a picture or a table, which :func:`write_artifacts` draws and writes; replace an earlier one
-    of the same name.
-
-    Args:
-        local: the client's own data; a function that :meth:`Client.ask` runs at the client calls this one.
-        name: the file's name without its extension, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
-        draw: function that is called when the file is written, and returns a figure or the text of a ``.csv`` file.
-
-    Raises:
-        ConfigurationError: ``name`` is not a plain file name, so it could lead out of the client's folder.
-    """
+    """Store a picture or a table at the client, for :func:`write_artifacts` to draw."""
     local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Write the pictures and tables that :func:`keep_artifact` has stored at the client into the client's folder. The
-    server lets the client call this by :meth:`Client.ask`.
-
-    Args:
-        local: the client's own data.
-        folder: the client's folder; created if it does not exist.
-        step: the round's number, for TensorBoard events beside the ``.png`` files; if None, no events are written.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from matplotlib.figure import Figure
-        >>> from flsv.core import Client
-        >>> count = torch.tensor([1, 1])
-        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
-        >>> client.ask(keep_artifact, "empty", Figure)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     client.ask(write_artifacts, Path(folder))
-        ...     [path.name for path in Path(folder).iterdir()]
-        ['empty.png']
-    """
+    """Write what :func:`keep_artifact` has stored at the client into the client's folder."""
     kept: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
     if not kept:
         return

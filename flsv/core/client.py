@@ -84,8 +84,6 @@ class Channel:
         """Count the messages in ``plain``, a result of :meth:`pop_since`, as the earliest messages of this round."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
-    taken_out, put_first = pop_since, prepend  # the names before 1.1
-
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Count no messages within this context. Use it for questions to clients that only a simulation asks."""
@@ -118,7 +116,7 @@ class Channel:
 
 
 def measured(content: Any) -> Traffic:
-    """Return the size of all tensors in ``content``, uncompressed."""
+    """Return the uncompressed size of all tensors in ``content``."""
     total = Traffic()
     for tensor in _tensors(content):
         total += Traffic(tensor.numel(), float(tensor.numel() * tensor.element_size()))
@@ -262,7 +260,7 @@ def map_clients(
     place = {client.id: i for i, client in enumerate(clients)}
 
     def counted(messages: Iterable[Message]) -> list[Message]:
-        """Return the messages sorted by client: threads send them in any order."""
+        """Sort the messages by client, since threads send them in any order."""
         return sorted(messages, key=lambda message: place[message.client])
 
     if owners is None or owners.conversing:

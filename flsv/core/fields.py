@@ -37,7 +37,7 @@ def after(stage: Stage) -> Callable[[F], F]:
 
 
 def known_after(names: Iterable[str], stage: Stage) -> None:
-    """Mark the fields ``names`` of :class:`Round` as known only after ``stage``, one of :data:`STAGES`."""
+    """Mark the fields ``names`` of :class:`Round` as known only after ``stage``."""
     _KNOWN_AFTER.update(dict.fromkeys(names, stage))
 
 
@@ -49,7 +49,7 @@ def stage_of(names: Iterable[Any]) -> Stage:
 
 
 def derived(cls: type) -> set[str]:
-    """Return the names of a class's cached properties."""
+    """Name a class's cached properties."""
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 

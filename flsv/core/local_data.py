@@ -23,14 +23,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """View of a state that contains only the entries whose names begin with a prefix, named without the prefix.
-
-    Example:
-        >>> import torch
-        >>> state = {"module.weight": torch.tensor(1.0), "visits": torch.tensor(2)}
-        >>> dict(Prefixed(state, "module."))
-        {'weight': tensor(1.)}
-    """
+    """View of a state's entries that begin with a prefix, named without it."""
 
     def __init__(self, state: State, prefix: str) -> None:
         self._state, self._prefix = state, prefix
@@ -55,7 +48,7 @@ Split = Literal["train", "val", "test"]
 
 
 class ModelScores(Protocol):
-    """The scores of several models; ``value`` returns one number per model, see :class:`flsv.games.Scores`."""
+    """Scores of several models, one number per model in ``value``."""
 
     def value(self, metric: Any) -> Tensor: ...
 
@@ -78,8 +71,6 @@ def no_model(_: Any) -> Any:
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    """Raise ConfigurationError. Outside of a fit, :class:`LocalData` calls this for any ``performance`` that needs a
-    fit to compute."""
     raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
 
 
@@ -129,8 +120,6 @@ class LocalData:
         self._sent: Tensor | None = None
         self._tell: Tell | None = None
         self._memory: dict[Any, Any] = {}
-        #: Whether the model that the client started from must not leave it, see :func:`flsv.core.started_from`.
-        self.hides_start = False
 
     @property
     def num_classes(self) -> int:
@@ -218,8 +207,6 @@ class LocalData:
         """
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
-
-    visit = set_models  # the name before 1.1
 
     @property
     def tell(self) -> Tell | None:

@@ -29,24 +29,7 @@ LEAST_PIECE = 2**12
 
 
 def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
-    """Allocate an uninitialized tensor for ``count`` models, vectors of P entries each, ``[count, P]``.
-
-    On a CPU under Linux, a tensor that would take more than a quarter of the machine's memory is stored in a mapped
-    file without a name, which the system deletes with the tensor, however the process ends. The system keeps as much of
-    the file in memory as there is room for. The results are the same to the bit.
-
-    Args:
-        count: the number of rows.
-        like: ``[P]``, a tensor of the rows' length, type and device.
-        folder: the folder for the file; if it does not exist on this machine, the system's temporary folder is used.
-
-    Raises:
-        OSError: the disk is too full for the file.
-
-    Example:
-        >>> empty_rows(3, torch.zeros(2)).shape
-        torch.Size([3, 2])
-    """
+    """Allocate an uninitialized tensor for ``count`` models, ``[count, P]``."""
     size = count * like.numel() * like.element_size()
     if like.device.type != "cpu" or not hasattr(os, "posix_fallocate") or size <= LARGE * memory_bytes():
         return like.new_empty(count, like.numel())
@@ -57,8 +40,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return a copy of the rows of ``matrix`` with the indices ``rows`` (None: all rows). If ``matrix`` is stored in a
-    file, so is the copy."""
+    """Copy the rows of ``matrix`` with the indices ``rows``, by default all."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -70,8 +52,7 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory that this process may use: those of the machine, or the limit of the process's
-    container (control group) if that is lower."""
+    """Return the bytes of memory that this process may use."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
         limits.append(int(said))

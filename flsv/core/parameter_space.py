@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
-from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +23,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 @dataclass(frozen=True)
 class Head:
-    """Position of the classifier head in a vector: ``num_classes`` rows of weights, and their biases if there are
-    any."""
+    """Position of the classifier head in a vector."""
 
     name: str
     num_classes: int
@@ -33,9 +31,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the classifier head's weights in ``vectors [..., P]``: one row of D weights for each of M classes,
-        ``[..., M, D]``. With ``include_bias``, if the head has biases, the class's bias follows its weights,
-        ``[..., M, D + 1]``."""
+        """Return the classifier head's weights in ``vectors [..., P]``, one row per class, ``[..., M, D]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -120,9 +116,6 @@ class ParameterSpace:
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
-
-    apart_head = property(attrgetter("unshared_head"), doc="Alias of ``unshared_head``, its name before 1.1.")
-    left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
         """Copy the module's state into ``out``, a vector of length :attr:`size` (None: a new vector), and return it."""
@@ -229,21 +222,19 @@ class ParameterSpace:
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of the parameters, then of the persistent floating-point buffers, then of the other
-    persistent buffers (counters), each tensor once."""
+    """Yield ``(name, tensor)`` of the parameters, floating-point buffers and other persistent buffers."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
 
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of the parameters, then of the persistent floating-point buffers, each tensor once."""
+    """Yield ``(name, tensor)`` of the parameters and the persistent floating-point buffers."""
     yield from module.named_parameters()
     yield from _buffers(module, floating=True)
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of a module's persistent buffers: with ``floating`` those of floating-point or complex
-    type, else those of other types."""
+    """Yield ``(name, tensor)`` of a module's persistent buffers, either floating-point ones or the others."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
@@ -255,7 +246,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape yet (lazy layers), or a trainable one is not finite."""
+    """Raise ConfigurationError if a parameter has no shape yet, or a trainable one is not finite."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(

@@ -15,24 +15,12 @@ LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yield ``(name, layer, attribute name, tensor)`` for each tensor that a layer of a module keeps as a plain
-    attribute.
-
-    Tensors that require a gradient (outputs), tensors that share their memory with a parameter or buffer, and the
-    states of torchmetrics are left out.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> net.center = torch.zeros(2)
-        >>> [name for name, *_ in plain_tensors(net)]
-        ['center']
-    """
+    """Yield ``(name, layer, attribute name, tensor)`` for each tensor that is a plain attribute of a layer."""
     return (found for found in plain_state(module) if isinstance(found[3], Tensor))
 
 
 def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield ``(name, layer, attribute name, value)`` as :func:`plain_tensors` does, but also for attributes that hold a
-    (nested) tuple of tensors, such as an LSTM's state, or None, which a tensor may replace later."""
+    """Yield what :func:`plain_tensors` yields, and attributes that are tuples of tensors or None."""
     found = list(_plain_attributes(module))
     own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
     known = {_memory(tensor) for tensor in own_tensors}
@@ -42,8 +30,7 @@ def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield ``(name, layer, attribute name, value, tensors in the value)`` for all attributes of layers that hold
-    tensors or None and require no gradient. Metrics of torchmetrics and their child modules are left out."""
+    """Yield all attributes of layers that hold tensors or None, and the tensors in them."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
@@ -56,8 +43,7 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def leaves(value: Any) -> list[Tensor] | None:
-    """Return the tensors that ``value`` consists of: itself, or those of a (nested) tuple; an empty list if it is None.
-    Return None if ``value`` is anything else."""
+    """List the tensors that ``value``, a tensor, a nested tuple or None, consists of."""
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
     parts = [leaves(part) for part in value] if type(value) is tuple else []

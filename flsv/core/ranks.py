@@ -52,26 +52,7 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work to workers: first the longest piece, then the next longest, and so on, each to the worker
-    with the least work so far.
-
-    This is the rule "longest processing time" (Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on
-    Applied Mathematics 17(2), 1969). The longest total of a worker is at most 4/3 of the optimum.
-
-    Args:
-        costs: the work of each piece, in any unit.
-        size: the number of workers.
-        fixed: ``{piece: worker}`` for pieces that are assigned already.
-
-    Returns:
-        The number of each piece's worker, from 0 to ``size - 1``, in the order of ``costs``.
-
-    Example:
-        >>> balance_load([1, 5, 3, 3], 2)
-        [0, 0, 1, 1]
-        >>> balance_load([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
-        [0, 1, 0, 0]
-    """
+    """Assign pieces of work to workers, the longest first, each to the worker with the least work."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]

@@ -98,7 +98,6 @@ class Round:
     unmeasured: Sequence[int] = ()
 
     def __len__(self) -> int:
-        """Return k, the size of the cohort."""
         return len(self.client_ids)
 
     @cached_property
@@ -374,19 +373,9 @@ def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
 
 def started_from(local: LocalData) -> Tensor:
     """Return the model, a vector, that the client started the round from. A server that did not send this model itself
-    runs this at the client by :meth:`Client.ask`.
-
-    Raises:
-        ConfigurationError: the client must not reveal its start point: the start point is a model of its own without
-            noise, and :class:`flsv.privacy.GaussianPrivacy` protects only updates.
-    """
+    runs this at the client by :meth:`Client.ask`."""
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
-    if local.hides_start:
-        raise ConfigurationError(
-            f"{local!r} started from a model of its own, which has no noise, and is asked for it, since a metric, a "
-            "filter or the aggregator reads updates. Leave that out, the personalizer, or GaussianPrivacy."
-        )
     return local.start
 
 

@@ -31,23 +31,14 @@ _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
 
 
 class Sharing(NamedTuple):
-    """The entries of a model that are not shared.
-
-    Attributes:
-        kept: names of the entries that stay at their client.
-        constant: names of parameters that no client trains: they are the same everywhere and are not sent.
-    """
+    """Entries of a model that are not shared."""
 
     kept: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
 
 
 def check_share(share: Any) -> None:
-    """Check the type of the argument ``FederatedLoop(share=...)``.
-
-    Raises:
-        ConfigurationError: ``share`` is neither ``"all"`` or ``"trainable"``, nor a list of patterns, nor a function.
-    """
+    """Check the type of the argument ``FederatedLoop(share=...)``."""
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
         isinstance(words, list | tuple) and words and all(isinstance(word, str) and word.strip("!") for word in words)
@@ -58,42 +49,7 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Return the names of the entries (parameters and buffers) of a module that ``share`` does not select, and that are
-    therefore not shared.
-
-    A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
-    removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
-    names as in ``module.named_parameters()`` and ``named_buffers()``, or is one of these words:
-
-    - ``all``;
-    - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics also change in
-      frozen layers; since all buffers are sent, training is the same as with ``all``;
-    - ``norm``: parameters and buffers of the normalization layers;
-    - ``head``: parameters and buffers of the classifier head.
-
-    Entries that are not shared stay at their client (``kept``). Unshared parameters that require no gradient are
-    assumed never to change (``constant``). If such a parameter does change, as in a target network that follows another
-    network, exclude it by a ``!`` pattern: then it is in ``kept``.
-
-    Args:
-        share: see :data:`Share`.
-        module: the module whose entries are selected.
-        head: the classifier head's name, see :class:`flsv.core.parameter_space.ParameterSpace`.
-
-    Raises:
-        ConfigurationError: a pattern matches nothing; nothing is left to share.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-        >>> sorted(sharing(["!norm"], net).kept)
-        ['1.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var', '1.weight']
-        >>> sorted(sharing(["all", "!head"], net).kept)
-        ['2.bias', '2.weight']
-        >>> net[0].requires_grad_(False)
-        Linear(in_features=2, out_features=3, bias=True)
-        >>> sharing("trainable", net)
-        Sharing(kept=frozenset(), constant=frozenset({...}))
-    """
+    """Name the entries of a module that the argument ``share`` does not select."""
     if share == "all":
         return Sharing()
     state = dict(named_state(module))
@@ -123,15 +79,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn if entries stay at the clients, because validation of the global model then uses their initial values; and
-    if LoRA's two factors are both trained, because their averages are not the average of the products.
-
-    Args:
-        kept: names of the entries that stay at the clients; empty if all are shared.
-        space: the map between the module and vectors.
-        module: the module at the beginning of a fit.
-        evaluated: whether the clients' own models are evaluated.
-    """
+    """Warn if the global model lacks trained entries, or averages both factors of LoRA."""
     if kept:
         hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(
@@ -153,7 +101,7 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
 def _named(
     word: str, module: nn.Module, state: Mapping[str, Tensor], frozen: set[str], head: str | None
 ) -> Collection[str]:
-    """Return the names of ``state`` that a pattern without its ``!`` stands for."""
+    """Name the entries of ``state`` that a pattern without its ``!`` stands for."""
     if word == "all":
         return state
     if word == "trainable":  # of a module that is frozen as a whole, nothing
@@ -167,7 +115,7 @@ def _named(
 
 
 def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of ``state`` whose tensors are the layers' own parameters and buffers."""
+    """Name the entries of ``state`` that are the layers' own."""
     own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
     return [name for name, tensor in state.items() if id(tensor) in own]
 

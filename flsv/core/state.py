@@ -41,7 +41,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A client's message to the server.
+    """A client's message to the server. A private client sends ``client_id``, ``num_samples``, the noised ``vector``,
+    and what follows from public settings: ``num_steps`` and ``traffic``.
 
     Args:
         client_id: the client that sends it.
@@ -49,7 +50,6 @@ class ClientUpdate:
         vector: ``[P]``, the client's model as it sends it.
         loss: the client's mean training loss; NaN if the module's ``training_step`` returns no loss.
         num_steps: the number of optimizer steps that the client took.
-        norm: Euclidean distance of the vector from the client's start point, over the parameters, in float64.
         reports: the values that strategies let the client report, by the names that they declare in
             ``Strategy.reports``.
         traffic: the size of the vector in transit, if it is compressed; None: the size of ``vector``.
@@ -60,7 +60,6 @@ class ClientUpdate:
     vector: Tensor
     loss: float = float("nan")
     num_steps: int = 0
-    norm: float = float("nan")
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     traffic: Traffic | None = None
 
@@ -86,7 +85,7 @@ class FederationState:
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
         start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
-            :mod:`flsv.federation.learned`.
+            :mod:`flsv.federation.performances`.
         run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
@@ -178,8 +177,6 @@ class FederationState:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a field's value. Models in a dictionary are not copied, because they are never changed in
-    place."""
     if isinstance(value, Tensor):
         return value.clone()
     return dict(value) if isinstance(value, dict) else copy.deepcopy(value)

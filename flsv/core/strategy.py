@@ -62,9 +62,6 @@ class FederationInfo:
     filters: Sequence[Any] = ()
 
 
-Federation = FederationInfo  # the name before 1.1
-
-
 class Component(ValidatedArguments, ABC):
     """Base class of strategies and filters: :meth:`begin` is called before the first round, and the state is saved in
     checkpoints. ``repr`` shows the constructor's arguments."""
@@ -82,7 +79,7 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit; called after ``load_state_dict``. ``federation.global_vector`` is then the global
+        """Prepare for a resumed fit, after ``load_state_dict``. ``federation.global_vector`` is then the global
         model of the next round."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
@@ -90,7 +87,7 @@ class Component(ValidatedArguments, ABC):
     saved: ClassVar[Sequence[str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs; by default the attributes that :attr:`saved` names."""
+        """Return the state that the next round needs, by default the attributes that :attr:`saved` names."""
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -100,7 +97,7 @@ class Component(ValidatedArguments, ABC):
 
 
 def _held(value: Any) -> Any:
-    """Return a shallow copy of a value; a tensor is returned as it is."""
+    """Copy a value shallowly, but return a tensor as it is."""
     return value if isinstance(value, Tensor) else copy(value)
 
 
@@ -195,7 +192,6 @@ class Strategy(Component):
 
 
 def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{role: strategy}`` without roles whose strategy is None, and with a wrapped client algorithm in place of
-    its wrapper (``ShadowShapley`` wraps the algorithm to train coalitions' models beside the clients' own)."""
+    """Return the strategies that are set, with a wrapped client algorithm in place of its wrapper."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
     return {role: strategy for role, strategy in parts.items() if strategy is not None}

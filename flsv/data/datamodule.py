@@ -68,10 +68,10 @@ class FederatedDataModule(FederationView):
             classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
             if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
             metrics per class); without labels, all samples belong to one class.
-        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: 1
-            among 0 and 1, ``True`` among truth values, else the rarer class in the training data, with a warning if a
-            metric uses it. Classes given as words or folders are numbered so that the positive one is class 1; if
-            labels are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
+        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: the
+            larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
+            warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
+            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
@@ -136,7 +136,7 @@ class FederatedDataModule(FederationView):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
         batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         pos_label = check_argument(type(self).__name__, "pos_label", pos_label, str | bool | int | None)
-        source = str(source) if isinstance(source, Path) else source
+        source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.

@@ -79,20 +79,17 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def check_spelling(
-    names: Iterable[str], where: str, refuse: bool = True, places: Mapping[str, str] | None = None
-) -> None:
+def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
     """Raise an error, or warn, if names differ only in spelling: if they are equal numbers, or words that are equal up
-    to case and white space.
+    to case, white space and a full stop.
 
     Such names of classes raise an error. For names of categories and clients (``refuse=False``) there is only a
-    warning. A name and its abbreviation, as ``male`` and ``m``, always give only a warning.
+    warning.
 
     Args:
         names: the names to compare.
         where: the origin of the names, with which the message begins.
         refuse: whether to raise an error rather than to warn.
-        places: ``{name: origin}``, where each name occurs, for the message; None: the message does not say where.
 
     Raises:
         ConfigurationError: with ``refuse``, two names differ only in spelling.
@@ -105,40 +102,19 @@ def check_spelling(
 the same spelling everywhere.
     """
     spellings: dict[Any, list[str]] = {}
-    names = list(names)
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
-    if not refuse:
-        _join_abbreviations(spellings)
     for alike in spellings.values():
-        shown = [f"{name!r} ({places[name]})" if places else repr(name) for name in alike]
-        message = (
-            f"{where} has {', '.join(shown)}, which look like spellings of one name: use the same spelling everywhere."
-        )
+        shown = listed(alike, show=repr)
+        message = f"{where} has {shown}, which look like spellings of one name: use the same spelling everywhere."
         if len(alike) > 1 and refuse:
             raise ConfigurationError(message)
         if len(alike) > 1:
             rank_zero_warn(message)
-    if refuse:
-        check_spelling(names, where, refuse=False)
-
-
-def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
-    """Join the spellings of each abbreviation of one or three letters with those of the word that begins with it, if
-    there is only one such word. Codes such as A and AB are not joined.
-
-    Args:
-        spellings: ``{normalized name: its spellings}``, changed in place.
-    """
-    words = [each for each in spellings if isinstance(each, str) and each.isalpha()]
-    for short in [each for each in words if len(each) in (1, 3)]:
-        longer = [each for each in words if each != short and each.startswith(short)]
-        if len(longer) == 1 and (len(longer[0]) > 2 or any(each.islower() for each in spellings[longer[0]])):
-            spellings[longer[0]] += spellings.pop(short)
 
 
 def _meaning(name: str) -> Any:
-    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split()).rstrip(".")
     try:
         number = Decimal(plain)
     except InvalidOperation:

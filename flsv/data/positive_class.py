@@ -3,31 +3,48 @@
 The positive class always has the number 1, so that every score of class 1, even a module's own, is a score of the
 positive class. If flsv numbers the classes (words in a table or in arrays, folders of images), the class that the
 argument ``pos_label`` names gets the number 1, by default the rarer class, since alphabetical order has no meaning.
-Labels that are numbers stay as they are. Among 0 and 1, or -1 and 1, the positive one is 1, as in scikit-learn, where
-the argument is called ``pos_label``, too.
+If both names are numbers, the larger number is positive, and of truth values ``True``. Labels that are numbers and no
+texts stay as they are. As in scikit-learn, the argument is called ``pos_label``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import yaml
 
+from flsv.data.sources.notation import parsed
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: Pairs of class names of which the second one is positive by convention.
-CONVENTIONS = (("0", "1"), ("-1", "1"), ("False", "True"), ("FALSE", "TRUE"), ("false", "true"))
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Return names of classes in the order of their numbers if all are numbers or truth values, else alphabetically.
+
+    Example:
+        >>> in_order(["10", "+2.5"]), in_order(["TRUE", "false"]), in_order(["10", "2", "unknown"])
+        (('+2.5', '10'), ('false', 'TRUE'), ('10', '2', 'unknown'))
+    """
+    numbers = dict(zip(names, _numbers(names)))
+    return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
+
+
+def _numbers(names: Collection[str]) -> list[float]:
+    """Return names as numbers, truth values as 0 and 1; an empty list if a name is neither."""
+    truths = {"false": "0", "true": "1"}
+    numbers = parsed(truths.get(name.casefold(), name) for name in names)
+    return [] if np.isnan(numbers).any() else numbers.tolist()
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
     """Return the names of the classes in the order of their numbers; the positive one of two classes is the second.
 
     Args:
-        names: names of the M classes, sorted.
+        names: names of the M classes.
         counts: number of samples of each class.
-        pos_label: the positive class; None: 1 among 0 and 1, ``True`` among truth values, else the rarer class, and of
-            two equally frequent ones the second.
+        pos_label: the positive class; None: the larger of two numbers, ``True`` among truth values, else the rarer
+            class, and of two equally frequent ones the second.
 
     Raises:
         ConfigurationError: there are not two classes, or none of them is ``pos_label``.
@@ -41,7 +58,7 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
     if pos_label is not None:
         positive = named_class(names, pos_label)
     elif not chosen_by_rarity(names, None):
-        return tuple(names)
+        return in_order(names) if len(names) == 2 else tuple(names)
     else:
         positive = names[0] if counts[0] < counts[1] else names[1]
     return *(name for name in names if name != positive), positive
@@ -73,7 +90,7 @@ def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
         >>> chosen_by_rarity(("nein", "ja"), None), chosen_by_rarity(("nein", "ja"), "ja"), chosen_by_rarity("01", None)
         (True, False, False)
     """
-    return pos_label is None and len(names) == 2 and tuple(names) not in CONVENTIONS
+    return pos_label is None and len(names) == 2 and not _numbers(names)
 
 
 def check_positive(names: Sequence[str], pos_label: Any, missing: str | None) -> None:

@@ -14,7 +14,6 @@ from flsv.core import ClientUpdate, Instruction, Traffic, opened
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
-from flsv.functional.distances import distances
 from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import ClientBatches, CohortLoader, Run
 
@@ -139,9 +138,8 @@ class CohortTraining:
                 vector, dense = self._matrix[row], update
                 if update.client_id in sent:
                     vector[:cut] = start[:cut] + sent[update.client_id]
-                    norm = distances(vector[None, :cut], start[:cut]).item()
                     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-                    dense = replace(update, norm=norm, traffic=traffic)
+                    dense = replace(update, traffic=traffic)
                 self.updates[row] = replace(dense, vector=vector)
                 with opened(self._manager.locals[update.client_id]) as local:
                     if local.model is not None:  # the client has trained in this process

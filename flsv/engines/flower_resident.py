@@ -24,6 +24,7 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
@@ -36,6 +37,7 @@ __all__ = ["resident"]
 FOLDER = "flsv-site"
 #: Seconds between two checks whether the process is still needed.
 LOOK = 0.5
+_TAKEN = "another SuperNode works in this site's folder: give each SuperNode a folder of its own"
 _BROKEN = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
 _log = logging.getLogger(__name__)
 
@@ -48,10 +50,10 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     ``pyproject.toml``.
 
     A site has one resident process. It is reached through a socket, with a key in the site's folder; only the site's
-    user can read the socket and the key. The process ends with the SuperNode, with a message of another run, or if no
-    message has come for ``idle`` seconds. If it dies while it answers a message, a new process answers the message
-    once more. On Windows, or if Flower installs dependencies for each message, each message is answered in a process of
-    its own.
+    user can read the socket and the key. The process ends with the SuperNode, with a message of another run, with
+    another key, or if no message has come for ``idle`` seconds. If it dies while it answers a message, a new process
+    answers the message once more. Messages of a second SuperNode with the same folder fail. On Windows, or if Flower
+    installs dependencies for each message, each message is answered in a process of its own.
 
     The data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
@@ -129,7 +131,7 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
     # The socket is not in the site's folder: its path may not have more than some 100 characters.
     place = f"{tempfile.gettempdir()}/flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
     link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
-    terms = json.dumps([app, context.run_id, idle, os.getppid(), place, str(key), sys.path])
+    terms = json.dumps([app, context.run_id, identity[2], idle, os.getppid(), place, str(key), sys.path])
     for start in (False, True, True):
         process = subprocess.Popen([*_COMMAND, terms], stdin=subprocess.DEVNULL) if start else None
         while True:
@@ -148,18 +150,23 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 def _live() -> None:
     """Answer messages until the resident process is no longer needed; this is what the process runs."""
-    app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
+    app, own_run, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
+    lock = FileLock(f"{key}.lock")  # until the process ends
+    try:
+        lock.acquire(timeout=5)  # seconds, for a process that is about to end
+    except Timeout:
+        sys.exit(f"{_TAKEN}: {Path(key).parent}")
     import_module(app.partition(":")[0])
     Path(place).unlink(missing_ok=True)
-    before = os.umask(0o177)
-    listener = Listener(place, "AF_UNIX", authkey=Path(key).read_bytes())
+    before, secret = os.umask(0o177), Path(key).read_bytes()
+    listener = Listener(place, "AF_UNIX", authkey=secret)
     os.umask(before)
     since = time.monotonic()  # time of the last answer; inf while one is computed
 
     def watch() -> None:
         with suppress(OSError):  # the SuperNode has ended
-            while time.monotonic() - since <= idle:
+            while time.monotonic() - since <= idle and Path(key).read_bytes() == secret:
                 os.kill(supernode, 0)
                 time.sleep(LOOK)
         os._exit(0)
@@ -168,6 +175,10 @@ def _live() -> None:
     while True:
         with suppress(*_BROKEN), listener.accept() as link:
             run, given = link.recv()
+            if given[1][2] != own_node:
+                os.kill(supernode, 0)  # an error if that SuperNode has ended: the process of this one takes over
+                link.send((None, None, _TAKEN))
+                continue
             if run != own_run:
                 os._exit(0)
             since = math.inf

@@ -54,23 +54,7 @@ _EVERY_ROUND = (
 
 
 class LightningFit:
-    """One fit of a federation: connects a Lightning Trainer with a :class:`flsv.federation.run.FederationRun`.
-
-    Args:
-        trainer: the fit's trainer.
-        data: the data module, with its samples assigned to clients.
-        config: the loop's configuration.
-        metrics: the loop's metrics.
-        state: the federation's state at the beginning of the fit.
-        run_state: the state of clients, optimizers and files, which a checkpoint contains beside ``state``.
-        plan: the plan by which the coalitions that metrics need are trained.
-
-    Attributes:
-        fitting: whether the fit has not ended yet.
-        given_seed: the loop's seed, or else the seed of ``seed_everything``; None if neither is set.
-        federation: the run; None before ``on_fit_start``.
-        reports: the output of the run; None before ``on_fit_start``.
-    """
+    """One fit of a federation, which connects a Trainer with a :class:`flsv.federation.run.FederationRun`."""
 
     def __init__(
         self,
@@ -99,11 +83,7 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, and set the run's seed; called before the module is on its device.
-
-        Args:
-            settings: the loop's settings, see :func:`flsv.configuration.identity.settings_of`.
-        """
+        """Prepare the trainer and the metrics, before the module is on its device."""
         trainer, config, data, state = self.trainer, self.config, self.data, self.state
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
@@ -135,7 +115,7 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run and its reports; called after the module is on its device and the optimizers are set up."""
+        """Make the run and its reports, after the optimizers are set up."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
@@ -156,12 +136,7 @@ class LightningFit:
         self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
     def begin_training(self, module: L.LightningModule, loop: L.Callback) -> None:
-        """Prepare the engine, the reports and the trainer's hooks for the first round of this fit.
-
-        Args:
-            module: the fit's module.
-            loop: the federation's callback, which saves its state itself.
-        """
+        """Prepare the engine, the reports and the trainer's hooks for the first round."""
         trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
@@ -188,38 +163,33 @@ class LightningFit:
 
     @property
     def running(self) -> FederationRun:
-        """Return the run of this fit.
-
-        Raises:
-            RuntimeError: the fit has not started.
-        """
+        """Return the run, which :meth:`start` has made."""
         if self.federation is None:
             raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
         return self.federation
 
     @property
     def within_round(self) -> bool:
-        """Return whether a round has begun and not ended, so that the module may hold a client's model."""
+        """Return whether a round is unfinished, so that the module may hold a client's model."""
         return self.boundary is not None and self.boundary.within
 
     @property
     def current_client(self) -> int | None:
-        """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
+        """Return the id of the client that trains now, or None."""
         return self.running.engine.cohort.client if self.within_round else None
 
     def place(self) -> str:
-        """Return words for the present client and round, such as ``"while client 2 trained in round 6"``."""
+        """Name the present client and round in words for messages."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     def _progress(self) -> dict[str, str]:
-        """Return ``{name: text}`` for the progress bar: the round and the client."""
         rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
         return {"round": rounds, "client": self.running.engine.cohort.place}
 
     # ---- a round
 
     def begin_epoch(self) -> None:
-        """Store the state before any hook of the next round, then let Lightning begin the epoch."""
+        """Store the state before any hook of the next round, then begin the epoch."""
         assert self.boundary is not None
         assert self.reports is not None
         self._epoch_begun = False
@@ -231,11 +201,7 @@ class LightningFit:
         self._begin_epoch()
 
     def run_round(self) -> None:
-        """Run a round, in place of an epoch of Lightning's fit loop.
-
-        Raises:
-            RuntimeError: the round was stopped before its last batch, although the fit goes on.
-        """
+        """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.boundary is not None
         assert self.reports is not None
         if not self._epoch_begun:  # Lightning only ends the epoch of a checkpoint
@@ -270,13 +236,12 @@ class LightningFit:
         self.discard(early)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Tell the client's training that an optimizer step begins; Lightning has computed the gradients."""
+        """Begin an optimizer step of the client, whose gradients are computed."""
         self.running.engine.cohort.turn.begin_step(optimizer)
 
     # ---- between rounds
 
     def epoch_has_begun(self) -> None:
-        """Record that Lightning has called the hooks of an epoch's start."""
         self._epoch_begun = True
 
     def end_epoch(self) -> None:
@@ -285,28 +250,22 @@ class LightningFit:
             self.boundary.remember()
 
     def begin_validation(self) -> None:
-        """Discard an unfinished round before validation, so that the module holds the global model."""
+        """Discard an unfinished round, so that the module holds the global model."""
         if self.fitting and self.within_round:
             self.discard("the epoch ended before the round's last batch")
 
     def discard(self, why: str) -> None:
-        """Discard an unfinished round and warn; do nothing if there is none.
-
-        Args:
-            why: the reason, for the warning.
-        """
+        """Discard an unfinished round with a warning, if there is one."""
         if self.federation is not None and self.federation.engine.discard():
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """Return the state of clients, optimizers and files that the next round needs."""
+        """Return the state that the next round needs."""
         engine = None if self.federation is None else self.federation.engine
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that is being saved so that it holds a state between two rounds: within a round the state
-        at the round's start, else that at the epoch's end. After an error at the server, mark the checkpoint so that it
-        is not written, see :func:`refuse`."""
+        """Set a checkpoint that is being saved to a state between two rounds."""
         if self.boundary is None or self.reports is None:
             return
         if self.running.at_server:
@@ -321,9 +280,7 @@ class LightningFit:
     # ---- the end
 
     def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
-        """Return the patch by which the trainer's ``strategy`` calls :meth:`finish` at the end of its ``on_train_end``.
-        Lightning calls this method after the hooks ``on_train_end`` of callbacks and module, which may still change the
-        final model."""
+        """Return the patch by which :meth:`finish` follows the strategy's ``on_train_end``."""
         before = strategy.on_train_end
 
         def end() -> None:
@@ -333,7 +290,7 @@ class LightningFit:
         return strategy, "on_train_end", end
 
     def finish(self) -> None:
-        """Finish a run after its last round: train coalitions that metrics still need, and write the final results."""
+        """Train coalitions that metrics still need, and write the final results."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -353,18 +310,12 @@ class LightningFit:
         return self.config.client_weights(self.data.num_samples)
 
     def end(self) -> None:
-        """Finish a resumed run that had no round left, if its coalitions still have to be trained."""
+        """Finish a resumed run that had no round left."""
         if not self._finished and self.plan.left:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Handle an error of the fit: add a note with the client and the round to it, discard the round, and restore
-        the trainer and the module.
-
-        Args:
-            module: the fit's module.
-            exception: the error.
-        """
+        """Add the client and the round to an error, and restore the trainer and the module."""
         try:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
@@ -381,11 +332,7 @@ class LightningFit:
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def close(self, failed: bool = False) -> None:
-        """Undo the changes to the trainer and its module, and close the reports.
-
-        Args:
-            failed: whether the fit has failed.
-        """
+        """Undo the changes to the trainer and its module, and close the reports."""
         self.fitting = False
         self._undo.close()
         if self.reports is not None:
@@ -397,11 +344,10 @@ class LightningFit:
     # ---- changes to the trainer
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        """Set attributes until the fit's end; each change is ``(object, attribute name, new value)``."""
+        """Set attributes until the fit's end."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """Return the next round's train dataloader; before the first cohort exists, a stand-in whose ``len`` is a
-        client's number of batches."""
+        """Return the next round's train dataloader, or a stand-in before the first cohort exists."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

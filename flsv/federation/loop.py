@@ -119,7 +119,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return the loop's argument called ``name``, an attribute of :attr:`config`."""
+            """Return an attribute of :attr:`config`."""
 
     @checked
     def __init__(
@@ -155,7 +155,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Return the settings as ``{option: text}``; cached, because a fit may change the objects described."""
+        """Return the settings as text, cached because a fit may change the objects."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -271,8 +271,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for a copy of the loop that can be fitted: all except the present fit, with its trainer
-        and data."""
+        """Leave out the present fit, with its trainer and data."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
         return {
@@ -344,7 +343,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
-    board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
     clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
@@ -365,11 +363,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return a list of groups of clients whose updates are copies of each other. A group of one client means that
         the client sent back the server's last step."""
         return copies_in(self.events)
-
-    @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:

@@ -20,7 +20,7 @@ from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
-from flsv.federation.learned import initial_scores, learning_record
+from flsv.federation.performances import learning_record, performances
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
@@ -43,21 +43,7 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """Output of a fit. It makes a result of each round and of the whole run, and passes each result to sinks, which
-    write it to files, loggers or the terminal.
-
-    Args:
-        trainer: the fit's trainer.
-        federation: the run whose rounds are reported.
-        run_state: the state with the path of the ``contributions.csv`` that the run continues, and the run's identity.
-        files: whether files are written.
-        told: function that returns lines of text about the coalitions, for the end of the run.
-
-    Attributes:
-        sinks: the objects that write results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard,
-            other loggers, the terminal, and values that callbacks may monitor.
-        terminal: the sink that shows the progress.
-    """
+    """Output of a fit to its sinks."""
 
     def __init__(
         self,
@@ -100,13 +86,7 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Return the sink that writes ``contributions.csv``: a new file or, in a resumed run, a file that begins with
-        the rows of the completed rounds.
-
-        Args:
-            path: path of the file to write.
-            before: path of the file with the earlier rows of a resumed run; None: that file is ``path``.
-        """
+        """Return the sink that writes ``contributions.csv``."""
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)
         if first > 0 and earlier.is_file():
@@ -124,8 +104,7 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Log the hyper-parameters and ``described``, the run's settings, and return the sinks for the trainer's
-        loggers."""
+        """Log the hyper-parameters, and return the sinks for the trainer's loggers."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -150,7 +129,6 @@ class RunReports:
         return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def begin_round(self) -> None:
-        """Tell all sinks that a round begins."""
         for sink in self.sinks:
             sink.begin_round(self._state.round_index)
 
@@ -173,11 +151,7 @@ class RunReports:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Write metrics' values after earlier rounds that could be computed only after the run's last round.
-
-        Args:
-            found: ``{round: {metric: values}}``, the metrics' values after each round.
-        """
+        """Write metrics' values after earlier rounds that are known only after the last."""
         results = [self.results.late(index, values, self._draws(index)) for index, values in sorted(found.items())]
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
         # once the loggers have them.
@@ -191,25 +165,25 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether the output includes the test of whether the model is better than a constant answer."""
+        """Return whether the output includes the model's performance at the start and the end."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
 
     def look_at_start(self) -> None:
-        """Store the model's performance before the first round, by each metric's measure, in the federation's state."""
+        """Store the model's performance before the first round in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
-            self._state.start = initial_scores(self._trainer, self._federation)
+            self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
         """Make the run's final result, and pass it to all sinks."""
-        result = self._result(learning_record(self._trainer, self._federation) if self._learning_is_told else {})
+        result = self._result(learning_record(self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Show the table of the values so far; called after the user has stopped the fit."""
+        """Show the values so far, after the user has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -232,31 +206,17 @@ class RunReports:
         )
 
     def flush(self) -> None:
-        """Let all sinks write their buffered results to the disk, for example before a checkpoint."""
+        """Let all sinks write their buffered results to the disk."""
         for sink in self.sinks:
             sink.flush()
 
     def close(self, failed: bool) -> None:
-        """Close all sinks at the end of the fit.
-
-        Args:
-            failed: whether the fit has failed.
-        """
         for sink in self.sinks:
             sink.close(failed)
 
 
 class ClientPictures(Sink):
-    """Sink that writes the pictures and tables that clients have stored with :func:`flsv.core.artifacts.keep_artifact`,
-    such as a picture of a client's most harmful samples.
-
-    After each round in which figures are drawn, the engine writes them for the round's clients, each client's into its
-    own folder, without sending them to the server.
-
-    Args:
-        engine: the engine that trains the clients.
-        folder: the folder ``clients`` of the run, which contains the clients' folders.
-    """
+    """Sink that writes the pictures and tables that clients have stored."""
 
     def __init__(self, engine: OneProcess, folder: Path) -> None:
         self._engine, self._folder = engine, folder
@@ -305,7 +265,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Make a Contribution from a metric and its value: ``[n]``, or ``[n, M]`` with columns such as classes."""
+    """Make a Contribution of a metric's value ``[n]`` or ``[n, M]``."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
@@ -317,33 +277,20 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 def current_table(
     board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
-    """Return a table of the metrics' current values, the last weights and the last scores of clients' own models.
-
-    Args:
-        board: the loop's metrics.
-        state: the federation's state.
-        client_names: the clients' names; None: the names that are stored in the metrics.
-    """
+    """Return a table of the present values, weights and scores of clients' own models."""
     last = {"weight": state.weights, **state.client_scores}
     results = RoundResults(board.metrics, client_names or _names(board, state))
     return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the clients' names that are stored in the metrics; if none are, the clients' numbers."""
+    """Return the clients' names that the metrics hold, else their ids."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """Return a list with one event for each client and kind of fault in the run so far.
-
-    Faults that the filters have found are first added to ``state.incidents``.
-
-    Args:
-        filters: the server's filters.
-        state: the federation's state.
-    """
+    """List one event for each client and kind of fault in the run so far."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:
         for fault, clients in each.notices.state_dict().items():

@@ -26,21 +26,7 @@ def check_checkpoint(
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check whether the trainer can use a checkpoint that was just read. In a validation, warn if the data are
-    partitioned in another way than in the run that has saved the checkpoint.
-
-    Args:
-        trainer: the trainer that will use the checkpoint.
-        key: the key of the federation's state in ``checkpoint["callbacks"]``.
-        check: function that is called with that state and the trainer's ``max_epochs``, and raises ConfigurationError
-            if the present fit cannot resume from the state.
-        checkpoint: the checkpoint that was read.
-        path: the file that it was read from, for messages.
-
-    Raises:
-        ConfigurationError: the weights belong to another module; or, in a fit, the checkpoint holds only weights or no
-            federation's state, or ``check`` refuses it.
-    """
+    """Check that the trainer can use a checkpoint that was just read."""
     if trainer.state.fn == "fit":
         needed = {"callbacks", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version"}
         missing = needed - checkpoint.keys()
@@ -71,19 +57,7 @@ def check_checkpoint(
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check that the present fit can resume from a loop's saved state.
-
-    Args:
-        state: the saved state, a result of :meth:`FederatedLoop.state_dict`.
-        version: the present version of flsv.
-        identity: the identity of the present fit.
-        seed: the seed of the present fit; None if the user gave none.
-        max_epochs: the trainer's number of rounds; -1 or None for no limit.
-
-    Raises:
-        ConfigurationError: the state was saved by another version of flsv, belongs to another federation or seed, or
-            has completed more rounds than ``max_epochs``.
-    """
+    """Check that the present fit can resume from a loop's saved state."""
     if state.get("version") != version:
         raise ConfigurationError(
             f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
@@ -114,7 +88,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Convert a KeyError, raised within this context because a checkpoint lacks an entry, into a ConfigurationError."""
+    """Turn a KeyError, from an entry that a checkpoint lacks, into a ConfigurationError."""
     try:
         yield
     except KeyError as error:
@@ -125,15 +99,7 @@ def complete() -> Iterator[None]:
 
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
-    """Check that the same entries of the module are shared as in the saved run.
-
-    Args:
-        before: the saved run's ``ParameterSpace.described()``; None if the run saved none.
-        now: the present fit's ``ParameterSpace.described()``.
-
-    Raises:
-        ConfigurationError: other entries are shared now; the message names the differences.
-    """
+    """Check that the same entries of the module are shared as in the saved run."""
     if before and (differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")):
         raise ConfigurationError(
             f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
@@ -142,17 +108,7 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
 
 
 def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
-    """Check that a checkpoint's weights fit this module.
-
-    Args:
-        module: the module that would load the weights.
-        checkpoint: the checkpoint that was read.
-        path: the checkpoint's file, for messages.
-
-    Raises:
-        ConfigurationError: the weights do not fit; the message names the first tensors, or the network's
-            hyper-parameters, that differ.
-    """
+    """Check that a checkpoint's weights fit this module."""
     saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
     differ = [
         f"{name} is {described(mine[name])} and was {described(saved[name])}"
@@ -175,8 +131,7 @@ def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: An
 
 
 def _loads_plainly(module: L.LightningModule) -> bool:
-    """Return whether the module loads a state_dict unchanged: it overrides no loading method, and has no hook that
-    changes the state_dict."""
+    """Return whether the module loads a state_dict unchanged."""
     return not (
         is_overridden("on_load_checkpoint", module, L.LightningModule)
         or type(module).load_state_dict is not nn.Module.load_state_dict

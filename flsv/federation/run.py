@@ -21,7 +21,7 @@ from flsv.core.state import GLOBAL_MODEL
 from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import check_agreement
-from flsv.metrics import ContributionMetric, PrivacyLoss
+from flsv.metrics import PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -33,22 +33,7 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 
 
 class FederationRun:
-    """One run of a federation: configuration, metrics, state, server and, in an engine, clients.
-
-    :meth:`round` runs a round. The class is independent of Lightning's hooks.
-
-    Args:
-        config: the federation's configuration.
-        metrics: the loop's metrics.
-        state: the federation's state between rounds, which the run updates.
-        engine: the engine that trains the clients.
-        rounds: the run's number of rounds; None: not known.
-
-    Attributes:
-        server: the server's steps of a round.
-        evaluated: whether the last round ended with an evaluation of the clients' own models.
-        at_server: whether the server is processing a round, so that metrics may have counted it already.
-    """
+    """One run of a federation: its configuration, metrics, state, server and clients."""
 
     def __init__(
         self,
@@ -73,33 +58,20 @@ class FederationRun:
 
     @property
     def clients(self) -> list[Client]:
-        """Return the clients as the server sees them, in the order of their numbers."""
         return self.engine.manager.clients
 
     @property
     def channel(self) -> Channel:
-        """Return the channel, which counts this round's messages between server and clients."""
         return self.engine.manager.channel
 
     @property
     def space(self) -> ParameterSpace:
-        """Return the map between the module and its vectors ``[P]``."""
         return self.engine.space
-
-    @property
-    def coalitions(self) -> int:
-        """Return how many different models of coalitions were evaluated in this fit so far."""
-        return 0 if self.server.games is None else self.server.games.total_evaluations
 
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
-        """Call ``begin`` or ``resume`` of the strategies and filters with the facts about the federation, and draw the
-        first cohort.
-
-        Args:
-            resumed: whether the strategies have loaded their state from a checkpoint.
-        """
+        """Begin or resume the strategies and filters, and draw the first cohort."""
         state, engine = self.state, self.engine
         optimizers = engine.trainer.optimizers
         info = self.config.federation_info(
@@ -116,21 +88,13 @@ class FederationRun:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for the evaluation of coalitions and for the training of clients, after the optimizers are set up.
-
-        Args:
-            buffers: the module's counters and masks from a checkpoint, which vectors do not hold; None: those of the
-                module are kept.
-        """
+        """Prepare for evaluations of coalitions and for clients' training, when optimizers are set up."""
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
-        for metric in self.metrics.metrics.values():
-            if isinstance(metric, ContributionMetric):
-                metric.check_server(self.engine.manager.server, self.state.model())
         self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
-        """Draw the cohort of the next round; called before the round's batches are made."""
+        """Draw the cohort of the next round, before its batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
         # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
         self._priors = self.metrics.with_priors()
@@ -143,7 +107,7 @@ class FederationRun:
         state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
-        """Return the train dataloader of the current round; draw its cohort first if it is not drawn yet."""
+        """Return the train dataloader of the current round."""
         if not self.state.cohort:
             self.draw_cohort()
         return self.engine.loader()
@@ -151,25 +115,12 @@ class FederationRun:
     # ---- a round
 
     def remember(self) -> None:
-        """Seed the random numbers, and store the global model. This is called before any hook of the round, so that
-        hooks draw the same random numbers if the run is resumed here.
-        """
+        """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.cohort.turn.shared.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
-        """Run a round. The module holds the global model before and after it.
-
-        Args:
-            write: function that writes the round's results.
-            last: whether this is the last round, after which no further cohort is drawn.
-
-        Returns:
-            True if the round is complete; False if the fit was told to stop before the cohort's last batch.
-
-        Raises:
-            ConfigurationError: the privacy budget is spent.
-        """
+        """Run a round, and return whether it is complete."""
         instructions = self._instruct_cohort()  # it was drawn at the end of the round before
         cohort = self.engine.train(instructions)  # one after the other, many at once, on ranks or at sites
         if cohort is None:
@@ -193,8 +144,7 @@ class FederationRun:
         return instructions
 
     def _receive(self, cohort: CohortTraining, instructions: dict[int, Instruction]) -> Round:
-        """Pass the cohort's updates to the server, and return the round as the server sees it: without clients whose
-        updates it excludes."""
+        """Pass the cohort's updates to the server, and return the round as the server sees it."""
         state, manager, self.at_server = self.state, self.engine.manager, True
         self.server.send({client: told for client, told in instructions.items() if client in cohort.heard})
         manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
@@ -214,7 +164,7 @@ class FederationRun:
         return round
 
     def _finish(self, cohort: CohortTraining, round: Round) -> Round:
-        """Measure and aggregate the round, write the next global model into the module, and return the round."""
+        """Measure and aggregate the round, and write the next global model into the module."""
         state, engine = self.state, self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
@@ -229,7 +179,7 @@ class FederationRun:
         return round
 
     def _complete(self, last: bool) -> None:
-        """Commit the clients' states, and draw the next round's cohort unless this was the ``last`` round."""
+        """Commit the clients' states, and draw the next round's cohort."""
         index = self.state.round_index
         self.engine.commit()
         self.state.round_index += 1
@@ -241,21 +191,19 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Return a text that says why the privacy budget does not suffice for another round; None if it suffices, or if
-        there is no budget."""
+        """Return why the privacy budget does not suffice for another round, or None if it does."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}``: the next start points of those clients that will not start from the global
-        model."""
+        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
         return self.server.instruct(clients, self.state)
 
     def _chances(self) -> Callable[[], Tensor]:
-        """Return a function that computes each client's probability ``[n]`` to be drawn into the present cohort."""
+        """Return a function that computes each client's probability ``[n]`` to be drawn."""
         state, sampler = self.state, self.config.sampler
         return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
 
@@ -265,8 +213,7 @@ class FederationRun:
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
-        """Add the global model to the instructions of clients that start from another model; called if an upload needs
-        it."""
+        """Add the global model to the instructions of clients that start from another one."""
         model = self.state.model()
         for client, instruction in instructions.items():
             if instruction.start is not model:
@@ -274,7 +221,7 @@ class FederationRun:
 
     @contextmanager
     def _warnings_once(self) -> Iterator[None]:
-        """Ignore warnings within the context on all ranks but the first, which shows them."""
+        """Show warnings on the first rank only within the context."""
         with warnings.catch_warnings():
             if self.engine.ranks.rank:
                 warnings.simplefilter("ignore")
@@ -283,20 +230,7 @@ class FederationRun:
 
 @dataclass
 class RunState:
-    """State that the next round needs besides :class:`flsv.core.FederationState`: that of clients, optimizers and
-    files.
-
-    Args:
-        store: the state that the clients keep between rounds.
-        buffers: the module's counters and masks from a checkpoint; None after training has begun.
-        configured_options: the optimizer options that ``configure_optimizers`` set when the run began, from a
-            checkpoint; None after training has begun.
-        shared: a description of the shared entries of the module, see ``ParameterSpace.described``.
-        finetuned: the names of the parameters and layers that a finetuning callback has unfrozen.
-        csv: path of the ``contributions.csv`` that the run continues; None if there is none.
-        identity: the run's settings and hashes of its samples.
-        resumed: whether the state was loaded from a checkpoint.
-    """
+    """State that the next round needs, of the federation and of clients, optimizers and files."""
 
     store: ClientStore = field(default_factory=ClientStore)
     buffers: dict[str, Any] | None = None
@@ -308,11 +242,6 @@ class RunState:
     resumed: bool = False
 
     def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
-        """Return the state for a checkpoint.
-
-        Args:
-            engine: the fit's engine, which has the clients' present states; None before there is one.
-        """
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
             clients, buffers = engine.kept(), engine.cohort.turn.shared.buffers()
@@ -335,11 +264,7 @@ class RunState:
         self.resumed = True
 
     def copy(self, engine: OneProcess | None) -> RunState:
-        """Return a copy of this state, with the clients' present states.
-
-        Args:
-            engine: the fit's engine, which has the clients' present states and is not copied; None if there is none.
-        """
+        """Copy this state, with the clients' present states."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed

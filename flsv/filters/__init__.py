@@ -7,7 +7,7 @@ from flsv.filters.cohort import Cohort
 from flsv.filters.copies import CopyFilter
 from flsv.filters.krum import MultiKrum
 from flsv.filters.norm_cap import NormCap
-from flsv.filters.outliers import OutlierFilter, with_finite_check, with_guard
+from flsv.filters.outliers import OutlierFilter, with_finite_check
 from flsv.filters.sample_cap import SampleCap
 
 __all__ = [
@@ -19,5 +19,4 @@ __all__ = [
     "SampleCap",
     "UpdateFilter",
     "with_finite_check",
-    "with_guard",
 ]

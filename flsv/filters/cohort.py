@@ -56,8 +56,8 @@ class Cohort:
 
     @cached_property
     def norms(self) -> Tensor:
-        """Norms of the updates, float64 ``[k]`` on the CPU; a client whose start point is unknown reports its norm
-        itself."""
+        """Norms of the updates, float64 ``[k]`` on the CPU; if a client's start point is unknown, the distance of its
+        model from the global model."""
         return self._lengths[0]
 
     @property
@@ -67,17 +67,15 @@ class Cohort:
 
     @cached_property
     def _lengths(self) -> tuple[Tensor, float]:
-        """The updates' lengths and the model's norm, copied to the CPU at once."""
+        """Copy the updates' lengths and the model's norm to the CPU at once."""
         cut = self.num_parameters
         own = [] if self.model is None else [distances(self.model[None, :cut], self.model.new_zeros(1))]
         if self.common_start is not None:
             found = [distances(self.matrix[:, :cut], self.common_start[:cut])]
         else:
             found = [
-                self.matrix.new_tensor([update.norm], dtype=torch.float64)
-                if start is None
-                else distances(row[None, :cut], start[:cut])
-                for update, row, start in zip(self.updates, self.matrix, self.starts)
+                distances(row[None, :cut], (self.model if start is None else start)[:cut])  # type: ignore[index]
+                for row, start in zip(self.matrix, self.starts)
             ]
         lengths = torch.cat(to_host([*found, *own]))
         return (lengths[:-1], lengths[-1].item()) if own else (lengths, 0.0)
@@ -106,6 +104,3 @@ class Cohort:
     def warn(self, *sentences: str) -> Cohort:
         """Return the cohort with ``sentences`` added to the round's warning."""
         return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
-
-    say = warn  # its name in 1.0, until 2.0
-    said = property(lambda self: self.warnings)  # likewise

@@ -12,9 +12,18 @@ from flsv.core import ClientMatrix
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
-from flsv.functional.free_riders import ECHO, last_step_similarity
-from flsv.functional.isolated_groups import GAP, isolated_groups
+from flsv.functional.copies import (
+    ALIKE,
+    ECHO,
+    GAP,
+    ROUNDS,
+    SPEAKING,
+    groups_of,
+    isolated_groups,
+    last_step_similarity,
+    same_group_pairs,
+    similarities,
+)
 
 COPY, ECHOING = "copy", "echo"
 
@@ -35,7 +44,7 @@ class CopyFilter(UpdateFilter):
         gap: a group counts as copies if its members are more similar to each other than to other clients by at least
             this difference, in (0, 2], in the first three rounds in which they take part together, in cohorts of six or
             more clients. None: do not use this rule.
-        echo: mean of :func:`flsv.functional.free_riders.last_step_similarity`, in (0, 1], from which on a client
+        echo: mean of :func:`flsv.functional.copies.last_step_similarity`, in (0, 1], from which on a client
             counts as sending the server's last step back. None: do not use this rule.
 
     Raises:
@@ -93,10 +102,7 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """Groups of clients that were found to be copies of each other, ascending.
-
-        A client that sends back the server's last step and is in no other group is a group of its own.
-        """
+        """List groups of clients that were found to be copies of each other, ascending."""
         together = groups_of(self._pairs[3] > 0)
         alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
         return sorted([*together, *([client] for client in alone)])
@@ -120,16 +126,7 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Compare the updates with the server's last step, and return each client's mean similarity to it so far,
-        ``[n]``.
-
-        The new similarities are added to the filter's state.
-
-        Args:
-            here: ids ``[k]`` of the cohort's clients.
-            cohort: the cohort.
-            gram: inner products ``[k, k]`` of the cohort's updates.
-        """
+        """Return each client's mean similarity to the server's last step so far, ``[n]``."""
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -146,15 +143,7 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Compare all pairs of updates, and return each pair's mean similarity over its common rounds, ``[n, n]``.
-
-        The new similarities are added to the filter's state. The result is 0 for pairs with a client outside the
-        cohort.
-
-        Args:
-            here: ids ``[k]`` of the cohort's clients.
-            gram: inner products ``[k, k]`` of the cohort's updates.
-        """
+        """Return each pair's mean similarity over its common rounds, ``[n, n]``."""
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

@@ -83,20 +83,6 @@ class MultiKrum(UpdateFilter):
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
-    """Compute Krum's scores of k updates: each is the sum of the squared distances to the k - f - 2 closest other
-    updates.
-
-    Args:
-        squared: squared distances between the updates, ``[k, k]``.
-        byzantine: f, the number of bad clients.
-
-    Returns:
-        The scores ``[k]``; less is better.
-
-    Example:
-        >>> points = torch.tensor([0.0, 1.0, 2.0, 9.0])
-        >>> krum_scores((points[:, None] - points).square(), byzantine=0)
-        tensor([  5.,   2.,   5., 113.])
-    """
+    """Sum for each of k updates the squared distances to its k - f - 2 closest others."""
     others = squared.clone().fill_diagonal_(float("inf")).sort(1).values
     return others[:, : len(squared) - byzantine - 2].sum(1)

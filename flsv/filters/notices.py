@@ -11,15 +11,6 @@ from flsv.data.groups import client_called
 class Notices:
     """Counter of the rounds in which each client had each fault.
 
-    With it, a filter warns of a client's fault in the first round and, if the fault recurs, at the end of the run only.
-
-    Args:
-        words: ``{fault: text}``, what a warning says about a client with this fault.
-        found: the counts of earlier rounds, ``{fault: {client: number of rounds}}``; None if there are none.
-
-    Attributes:
-        names: the clients' names.
-
     Example:
         >>> notices = Notices({"large": "sent too much"})
         >>> notices.is_first("large", [3]), notices.is_first("large", [3]), notices.describe("large", [3])
@@ -34,13 +25,12 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count one more round with ``fault`` for each of ``clients``; return whether any of them has it for the first
-        time."""
+        """Count a round with ``fault`` for each client, and return whether one has it for the first time."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
     def describe(self, fault: str, clients: Sequence[int]) -> str:
-        """Return a text that names ``clients`` and the number of rounds in which each of them had ``fault``."""
+        """Name ``clients`` and the number of rounds in which each had ``fault``."""
         named = []
         for client in clients:
             count, called = self._found[fault][client], client_called(client, self.names)
@@ -48,14 +38,14 @@ class Notices:
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
     def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
-        """Return a text that names ``clients`` and describes their ``fault``."""
+        """Name ``clients`` and describe their ``fault``."""
         return f"{self.describe(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """Return one text for each fault that clients had in more than one round; it names these clients."""
+        """Describe each fault that clients had in more than one round."""
         found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
         return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:
-        """Return the counts ``{fault: {client: number of rounds}}``."""
+        """Return ``{fault: {client: number of rounds}}``."""
         return {fault: dict(found) for fault, found in self._found.items()}

@@ -72,11 +72,7 @@ class OutlierFilter(UpdateFilter):
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the cohort without updates that are too large, or with these hidden from the metrics, and add a
-        warning.
-
-        If more than half of the cohort returned non-finite models, the warning names no client: the likely cause is the
-        model that the server sent."""
+        """Leave out updates that are too large, or hide them from the metrics, with a warning."""
         norms = cohort.norms
         drowning = drowning_updates(norms, cohort.model_norm)
         large = drowning
@@ -123,7 +119,6 @@ class OutlierFilter(UpdateFilter):
         return [f"{what}: {what_of_it}"] if due else []
 
     def hint(self) -> str:
-        """Return a sentence on a possible cause of models that are not finite."""
         if self._aggregated:
             return f"The fault may lie further back: {self._aggregated}."
         return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
@@ -147,6 +142,3 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
     return tuple(filters) if places else (OutlierFilter(threshold=None), *filters)
-
-
-with_guard = with_finite_check  # its name in 1.0, until 2.0

@@ -12,7 +12,7 @@ from flsv.functional.shapley.banzhaf import banzhaf
 from flsv.functional.shapley.beta import beta_shapley
 from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES, decayed_shapley
-from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
+from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import ShapleyEstimate
@@ -25,7 +25,6 @@ from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.normalize import normalize_shapley
 from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.predicted_outputs import predicted_shapley
-from flsv.functional.shapley.regression import kernel_shap, regression_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
@@ -48,7 +47,6 @@ __all__ = [
     "ESTIMATORS",
     "MULTI_ROUND_INDICES",
     "ClassStatistics",
-    "DifferenceEstimate",
     "FederatedBarycenter",
     "FederatedDistance",
     "ShapleyEstimate",
@@ -81,7 +79,6 @@ __all__ = [
     "importance_probabilities",
     "interpolating_measure",
     "interval_over_seeds",
-    "kernel_shap",
     "knn_shapley",
     "label_augmented_cost",
     "label_distance",
@@ -96,7 +93,6 @@ __all__ = [
     "permutation_shapley",
     "personalized_weights",
     "predicted_shapley",
-    "regression_shapley",
     "relevance_auroc",
     "step_weights",
     "stratified_shapley",

@@ -86,7 +86,7 @@ def allocate(
 
 
 def _times(count: int, unit: float) -> float:
-    """Multiply ``unit`` by ``count`` in decimal arithmetic, since 7 * 0.01 in float64 is slightly more than 0.07."""
+    """Multiply in decimal arithmetic, since 7 * 0.01 in float64 is above 0.07."""
     return float(count * Decimal(str(unit)))
 
 
@@ -117,19 +117,13 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Multiply values by the power of two that brings the largest magnitude into [0.5, 1).
-
-    Shares stay the same, and sums and squares of the values neither overflow nor underflow.
-    """
+    """Multiply values by the power of two that brings the largest magnitude into [0.5, 1)."""
     _, exponent = math.frexp(float(values.abs().max())) if len(values) else (0.0, 0)
     return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
 
 
 def _claims(values: Tensor, negatives: Negatives) -> Tensor:
-    """Compute numbers ``[n]`` of at least 0, in proportion to which the budget is divided, from values ``[n]``.
-
-    ``negatives`` is the rule for negative values, see :func:`allocate`.
-    """
+    """Compute nonnegative numbers ``[n]``, in proportion to which the budget is divided."""
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
     if negatives == "softmax":
@@ -141,7 +135,7 @@ def _claims(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
-    """Change the largest amount in place so that the amounts sum to the budget, and return the list."""
+    """Change the largest amount in place so that the amounts sum to the budget."""
     largest = max(range(len(amounts)), key=amounts.__getitem__)
     rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
     amounts[largest] = max(0.0, budget - rest)
@@ -149,7 +143,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
 
 
 def _checked(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert values to float64 on the CPU; raise ConfigurationError if :func:`allocate` cannot use them."""
+    """Convert values to float64 on the CPU, and check that they can be used."""
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(

@@ -63,21 +63,11 @@ def all_finite(vector: Tensor) -> bool:
 
 
 def _at_once(points: Tensor) -> int:
-    """Return how many entries of ``points`` to convert to float64 at a time; it depends on their device."""
+    """Return how many entries of ``points`` to convert to float64 at a time."""
     return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
-    """Compute the Euclidean lengths of rows.
-
-    Args:
-        steps: the rows, ``[r, W]``, which are overwritten.
-        scale: whether to divide each row by its largest entry first, so that squares of large float64 entries do not
-            overflow.
-
-    Returns:
-        ``[r]``.
-    """
     if not scale:
         return torch.linalg.vector_norm(steps, dim=-1)
     largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)

@@ -77,7 +77,7 @@ def label_divergence(
 
 
 def _distributions(counts: Tensor, name: str) -> Tensor:
-    """Normalize counts ``[..., M]`` to distributions that sum to 1, float64; ``name`` is for the error message."""
+    """Normalize counts ``[..., M]`` to distributions that sum to 1, float64."""
     counts = counts.double()
     totals = counts.sum(-1, keepdim=True)
     if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):

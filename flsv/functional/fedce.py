@@ -102,7 +102,7 @@ def contribution_estimates(
 
 
 def _shares(values: Tensor, floor: float) -> Tensor:
-    """Divide values by their sum (equal shares if the sum is 0), and raise shares below ``floor`` to ``floor``."""
+    """Divide values by their sum, and raise shares below ``floor`` to ``floor``."""
     total = values.sum()
     shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
     return shares.clamp_min(floor)

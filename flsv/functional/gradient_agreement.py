@@ -64,12 +64,7 @@ def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> 
 
 
 def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the terms of :func:`gradient_agreement`; row 0 is for the descent, row 1 for the agreement.
-
-    Returns:
-        max(u, 0) and max(a, 0), ``[2, n]``; their weights in the blend, ``[2, 1]``, which sum to 1, with 0 for a row
-        without a positive number; and their sums over clients, ``[2, 1]``, with 1 in place of 0.
-    """
+    """Compute both terms, the descent in row 0 and the agreement in row 1."""
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)

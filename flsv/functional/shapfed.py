@@ -67,6 +67,6 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(rows: Tensor) -> Tensor:
-    """Divide each row by its largest absolute entry; rows of zeros stay as they are."""
+    """Divide each row by its largest absolute entry."""
     largest = rows.abs().amax(-1, keepdim=True)
     return rows / largest.where(largest > 0, torch.ones_like(largest))

@@ -125,7 +125,7 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Close each client's open block: add it to the sums over closed blocks, and return the new rows ``[n, 12]``."""
+    """Add each client's open block to its closed ones, and return the new rows ``[n, 12]``."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
@@ -133,7 +133,7 @@ def _closed(rows: Tensor) -> Tensor:
 
 
 def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
-    """Add a round's values ``[k]`` to the rows ``[k, 12]`` of its k clients, see :func:`spread_add`."""
+    """Add a round's values ``[k]`` to the rows ``[k, 12]`` of its clients."""
     full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
     rows = torch.where(full[:, None], _closed(rows), rows)
     count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
@@ -147,7 +147,7 @@ def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | T
 
 
 def _merged(earlier: Tensor, later: Tensor) -> Tensor:
-    """Merge the clients' rows ``[n, 12]`` of a later period, of more than one round, into those of an earlier one."""
+    """Merge the clients' rows ``[n, 12]`` of a later period into those of an earlier one."""
     count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
     c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
     shift = f - first  # the later's values are relative to its own first

@@ -31,8 +31,6 @@ autoencoder, by the autoencoder's own validation loss:
 (torch.Size([3]), True)
 """
 
-from functools import partial
-
 from flsv.games.coalition_games import CoalitionGames
 from flsv.games.coalition_models import Renormalized, Weighting
 from flsv.games.coalition_table import CoalitionTable
@@ -43,7 +41,6 @@ from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.utilities.moved import moved_class
 
 __all__ = [
     "METRICS",
@@ -61,5 +58,3 @@ __all__ = [
     "Weighting",
     "performance_of",
 ]
-
-__getattr__ = partial(moved_class, __name__)

@@ -6,8 +6,7 @@ By the question that they answer:
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
   CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut; mixed
   with agreement, BlendedContribution.
-- How much does each client add, by training every coalition alongside the federation? ShadowShapley. By linear models
-  that stand for it, where training is too expensive? ProxyShapley.
+- How much does each client add to coalitions of others, by training each alone? ShadowShapley.
 - Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
 - Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
 - Who is useful to the other clients? ContributionEstimation, DomainRelevance.
@@ -33,7 +32,6 @@ from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.in_run_shapley import InRunShapley
 from flsv.metrics.privacy_loss import PrivacyLoss
-from flsv.metrics.proxy_shapley import ProxyShapley
 from flsv.metrics.shadow import ShadowShapley
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 
@@ -56,7 +54,6 @@ __all__ = [
     "OneRoundShapley",
     "PartialFederatedShapley",
     "PrivacyLoss",
-    "ProxyShapley",
     "ShadowShapley",
     "SurrogateFederatedShapley",
     "WassersteinContribution",

@@ -14,7 +14,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, LocalData
+from flsv.core import Client, ClientMatrix
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
@@ -176,17 +176,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """Prepare for a run of ``rounds`` rounds, and warn if the metric has no values after so few.
 
         It is called before training if the number of rounds is known, and does nothing by default.
-        """
-
-    def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Check before training that the metric works with the server's data; by default nothing is checked.
-
-        Args:
-            server_data: the server's validation data; None: it has none.
-            model: ``[P]``, the global model at the start of training.
-
-        Raises:
-            ConfigurationError: the metric cannot work with the server's data.
         """
 
     @abstractmethod

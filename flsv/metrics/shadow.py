@@ -1,6 +1,6 @@
-"""ShadowShapley: the values that retraining every coalition gives, computed in the run itself.
+"""ShadowShapley: the values of retrained coalitions, from each client alone and predicted outputs.
 
-:mod:`flsv.retraining` trains the coalitions' models; this module computes Shapley values from their utilities.
+:mod:`flsv.retraining` trains the coalitions' models. This module computes Shapley values from their outputs and scores.
 """
 
 from __future__ import annotations
@@ -48,66 +48,41 @@ def _one_after_the_other(stretches: Tensor) -> Tensor:
 
 
 class ShadowShapley(MeasuredMetric):
-    r"""How much each client adds: Shapley values computed by training a model for every coalition alongside the
-    federation.
+    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more fit.
 
     .. math::
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
     U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
-    N the set of all n clients. Coalition models carry over between rounds, so values are not summed over rounds. With
-    ``coalitions="all"`` the values are exact; with fewer coalitions they are estimates by
-    :func:`flsv.functional.few_coalitions_shapley`. They equal the values of ``flsv retrain`` with the same seed and
-    number of rounds. Any LightningModule is possible, with any callbacks.
+    N the set of all n clients. Few coalitions are trained: by default each client alone. The *outputs* of all others on
+    the validation samples are predicted from those of the trained ones, and scored, see
+    :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
 
-    **How coalitions are trained.** (1) *During the run*, if the module allows it: each client also trains the models of
-    the coalitions that it is in, on its own batches, as rows of one batched model. The loop adds the client algorithm
-    :class:`flsv.retraining.shadow.ShadowTraining` for this. (2) *After the run* otherwise: each coalition is trained by
-    a fit of its own, in a fork of the process as it was when the run began or, where forks are impossible, by a copy of
-    the Trainer. As many forks train at once as there are cores, copies one after the other; ranks divide the fits.
-    Further fits check the models: in (1) a coalition drawn at random is trained again by a fit, where forks are
-    possible; in (2) the coalition of all clients must reach the run's own model. The way, its reason and its cost are
-    logged before the first round. If the batched models turn out to differ from separate ones during training, the run
-    changes to (2) and logs it. ``docs/reference/compatibility.md`` lists kinds of modules, and errors that the check
-    does not find.
+    **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
+    same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
+    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
+    of the fit's beginning or, where forks are impossible, copies of the Trainer; ranks divide them. The coalition of
+    all clients is trained for one round, too, and must reach the run's own model of that round. Clients at sites train
+    the coalitions' models beside their own, as rows of one batched model.
+
+    **Cost.** For n clients ``"singles"`` costs one more fit and the validations of n models, ``"both"`` n fits, and
+    ``"all"`` :math:`2^{n-1} - 1`. A line before the first round says it. ``every`` saves validations.
+
+    **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
+    torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
+    coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
+
+    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
+    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions
+    give more than 12 % of a payment to different clients, a line advises to train more coalitions.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
-    has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with the
-    same random numbers, so that the full coalition draws the run's cohorts; its model is compared with the run's after
-    every round. Clients also train in rounds for which the run has not drawn them. Clients on remote sites are
-    therefore refused with a sampler, and so are samplers that choose by values or losses, which would differ between
-    coalitions.
+    has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
+    three rounds, since a round's cohorts change them. Samplers that choose by values or losses are refused.
 
-    **Cost.** For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"``
-    2 n - 1, ``"all"`` 2^(n - 1) - 1. As rows of one batched model, an MLP's models cost little, but those of a
-    convolutional network on a CPU as much as separate trainings. After the run, a coalition of s of n clients costs
-    s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 fits (3, 7, 15, 31, 63 for n = 3 to 7),
-    ``"pairs+leave-one-out"`` 2 n - 1, ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds this cost.
-    With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
-    underpaid.
-
-    **Intervals.** The values depend on this run's seed. Reports show their intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases; their width comes from differences between seeds in other federations
-    and from this run's own spread, see :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain``
-    measure the difference between seeds in this federation.
-
-    **Other settings.** Each coalition has its own aggregator, filters and metric that the aggregator reads; attacks,
-    compression and client algorithms apply to every coalition. An error is raised before training for personalizers;
-    for parts of the module that stay at the clients; for colluders, who compare the updates of one cohort; for privacy,
-    whose noise would be spent on each of these models; and for clients on remote sites if coalitions cannot train
-    during the run. A fit of a coalition has as many rounds as the run had, and the run's callbacks, but no loggers,
-    checkpoints, progress bars, early stopping or time limit. The utilities of trained coalitions are stored in
-    ``coalitions.csv``: after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains
-    the rest.
-
-    With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server
-    needs no validation data, see :mod:`flsv.games.judges`. In trials a client that reported false scores raised its
-    share of a payment by 12 percentage points on average, and by up to 85: use it only among partners who report
-    honestly.
-
-    The coalitions' models are sent between server and clients, too, and their traffic is counted. The server sees each
-    client's update of every model of its coalitions, which reveals more about its data than a single update.
+    The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
+    ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.
 
     As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
     coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
@@ -115,38 +90,34 @@ class ShadowShapley(MeasuredMetric):
     part is NaN.
 
     When not to use it:
-        With large models or slow sites: clients train and send several models. Where a site must not reveal more than
-        one update per round. With ``judges="clients"``, to pay clients who may report false scores. If values are
-        needed only once, after the run: ``flsv retrain`` gives the same values.
+        To pay by, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
+        another model than their own. With ``judges="clients"``, to pay clients who may report false scores
+        (``docs/results/judges.md``).
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        coalitions: a design of :func:`flsv.functional.few_coalitions` or a list of coalitions, each a list of its
-            members' numbers. The designs are ``"singles"``, ``"pairs"``, ``"leave-one-out"``, ``"both"``,
-            ``"pairs+leave-one-out"``, ``"pairs+leave-two-out"``, ``"complements"`` and ``"all"``. ``"auto"``: if
-            coalitions are trained during the run, ``"all"`` for up to seven clients, ``"pairs+leave-two-out"`` for ten
-            to twelve, otherwise ``"pairs+leave-one-out"``; if after the run, the most accurate of ``"all"``,
-            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``. The
-            empty and the full coalition are always evaluated.
+        coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
+            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"auto"``: the
+            most accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and
+            ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Coalitions train in every round. None: every round for ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"negative_loss"``; five times in a run for any other performance, for which each model is validated
-            separately.
-        max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation, if each coalition is trained by
-            a fit of its own. Coalitions that you name are trained whatever they cost.
+        every: compute values every ``every`` rounds and after the last; between them the previous values stand. None:
+            every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``; five times in a run for
+            any other performance.
+        max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
-            :mod:`flsv.games.judges`.
+            :mod:`flsv.games.judges`. Clients' scores are estimated, not predicted from outputs.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
-            before training, a setting with which coalitions cannot be trained in either way.
+            before training, a setting with which coalitions cannot be trained: personalizers, parts of the module that
+            stay at the clients, colluders, privacy noise.
 
     Example:
         >>> from flsv.functional import few_coalitions
@@ -158,7 +129,7 @@ class ShadowShapley(MeasuredMetric):
     """
 
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
-    cost = "training and a validation of every coalition's model, at the clients too."
+    cost = "about one more fit, and the validations of every client's own model."
     values: Tensor
     errors: Tensor
     starts: Tensor
@@ -187,6 +158,7 @@ class ShadowShapley(MeasuredMetric):
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._interval = every or 1
+        self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._last: int | None = None
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
@@ -323,20 +295,25 @@ class ShadowShapley(MeasuredMetric):
             return
         shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
         if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
-            found = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
-            half = predicted_halfwidth(found.values, found.disagreement) / t_quantile(LEVEL)
-            self.values, self.errors = found.values.view(shape).to(self.values), half.view(shape).to(self.errors)
-            self.disagreement = found.disagreement.view(shape).to(self.disagreement)
+            predicted = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
+            half = predicted_halfwidth(predicted.values, predicted.disagreement) / t_quantile(LEVEL)
+            self.values = self._over_rounds(predicted.values.view(shape)).to(self.values)
+            self.errors = half.view(shape).to(self.errors)
+            self.disagreement = predicted.disagreement.view(shape).to(self.disagreement)
             return
         found = few_coalitions_shapley(masks, utilities)
-        starts, recent, values, fit = to_host([self.starts, self.recent, found.values, found.stderr])
-        values, fit = values.reshape(shape), fit.reshape(shape)
-        recent = torch.cat([recent[1:], values[None].to(self.values.dtype).to(recent)])
-        self.values, self.recent = values.to(self.values), recent.to(self.recent)
+        self.values = self._over_rounds(found.values.reshape(shape)).to(self.values)
+        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, found.stderr.reshape(shape)])
         # Values that do not follow each other round by round differ by what was learned between them, too.
         known = self._interval == 1 and recent.isfinite().all()
         errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
         self.errors = errors.to(self.errors).reshape(shape)
+
+    def _over_rounds(self, values: Tensor) -> Tensor:
+        """Keep a round's values with those of the rounds before, and return them or, with a sampler, their mean."""
+        self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
+        # The luck of a round's cohorts is in its values.
+        return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
 
     def complete(
         self,

@@ -16,7 +16,6 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv.models.class_weights import balanced_weights
 from flsv.models.factory import build_network
 from flsv.models.linear import Classes, check_output
 from flsv.scores.class_scores import EpochScores
@@ -25,11 +24,40 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """Return the data module of the module's trainer; None if it has no trainer, as in ``load_from_checkpoint``."""
+    """Return the data module of the module's trainer, or None."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
         return None
+
+
+def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
+    """Compute class weights for the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
+
+    With M classes and N training samples of all clients together, of which N_c are of class c, the weight of class c is
+    N / (M N_c), or 1 if N_c is 0.
+
+    Args:
+        datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.
+        num_classes: number of classes M.
+
+    Raises:
+        ConfigurationError: the data module does not know the clients' class counts, for example because the data are at
+            other sites.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> balanced_weights(SimpleNamespace(known_class_counts=torch.tensor([[6, 1], [3, 0]])), 2)
+        tensor([0.5556, 5.0000])
+    """
+    counts = getattr(datamodule, "known_class_counts", None)
+    if counts is None or counts.shape[1] != num_classes:
+        raise ConfigurationError(
+            f"ClassifierClient(class_weights='balanced'): {type(datamodule).__name__} does not say how many samples of "
+            f"each class all clients have together. Give {num_classes} numbers that all have agreed upon."
+        )
+    counts = counts.sum(0).double()
+    return torch.where(counts > 0, counts.sum() / (num_classes * counts), 1.0).float()
 
 
 class ReadyClient(L.LightningModule):
@@ -41,19 +69,13 @@ class ReadyClient(L.LightningModule):
     _scheduler_interval = "epoch"
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a validation batch to the scores, of which ``val_loss`` is one."""
         self._score("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a test batch to the scores, of which ``test_loss`` is one."""
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of all parameters and, if there is one, the scheduler with its interval.
-
-        Raises:
-            ConfigurationError: torch refuses an option of the optimizer or the scheduler.
-        """
+        """Return the optimizer of all parameters and, if there is one, the scheduler."""
         what = "optimizer"
         try:
             optimizer = self._make_optimizer(self.parameters())
@@ -73,7 +95,7 @@ class ReadyClient(L.LightningModule):
 
 
 class NotBuilt(nn.Module):
-    """Placeholder for the network until the number of classes and the input shape are known."""
+    """Placeholder for the network until classes and input shape are known."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
@@ -196,8 +218,7 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build the network or, if it exists, check its output; make the scores; store ``num_classes`` and
-        ``input_shape``."""
+        """Build the network and the scores, or check the output of a network that exists."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -297,16 +318,7 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of an attribute that the model, the data module or both have; None if neither has it.
-
-    Args:
-        name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.
-        mine: the model's value; None if it has none.
-        datamodule: the data module, which may have the attribute.
-
-    Raises:
-        ConfigurationError: both have it, with different values.
-    """
+    """Return the value of an attribute that the model, the data module or both have, or None."""
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
@@ -319,5 +331,5 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Convert half-precision logits to single precision, because log-sum-exp in bfloat16 errs in the second digit."""
+    """Convert half-precision logits, since log-sum-exp in bfloat16 errs in the second digit."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

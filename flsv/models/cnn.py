@@ -14,18 +14,7 @@ from flsv.utilities.declared import Count, Share, checked
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
-    """Build a stack of stride-1 convolutions, each followed by ReLU and 2x2 max-pooling.
-
-    Args:
-        channels: number of channels of the input, then the number of output channels of each convolution.
-        kernel: side of the square kernels.
-        padding: zeros added on each side by each convolution.
-        batch_norm: whether each convolution is followed by batch normalization before the ReLU.
-
-    Example:
-        >>> len(conv_stack([1, 6, 16], kernel=5, padding=0))
-        6
-    """
+    """Build a stack of stride-1 convolutions, each followed by ReLU and 2x2 max-pooling."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(channels):
         layers.append(nn.Conv2d(inputs, outputs, kernel, padding=padding))

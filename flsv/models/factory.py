@@ -76,14 +76,7 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
 
 
 def import_timm(name: str) -> ModuleType:
-    """Import timm and return it; called only if timm is needed, because the import takes seconds.
-
-    Args:
-        name: name of the wanted network, for the message.
-
-    Raises:
-        ConfigurationError: timm is not installed. (torchvision's network of the same name, if any, may be another one.)
-    """
+    """Import timm, which takes seconds, when it is needed."""
     try:
         import timm
     except ImportError as error:
@@ -130,7 +123,7 @@ def _build_torchvision(
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
-    """Return ``network``; replace its last linear layer in place if it does not have ``num_classes`` outputs."""
+    """Give a network a last linear layer of ``num_classes`` outputs, in place."""
     linears = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ConfigurationError(f"{name} has no linear layer to replace by a head for {num_classes} classes.")

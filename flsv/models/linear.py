@@ -21,34 +21,14 @@ Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such a
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
-    """Return the number of values in one sample, for networks that flatten their input.
-
-    Args:
-        network: name of the network, for the message.
-        input_shape: shape of one sample without the batch, of any number of dimensions.
-
-    Raises:
-        ConfigurationError: the shape is empty.
-
-    Example:
-        >>> flat_size("MLP", (1, 28, 28))
-        784
-    """
+    """Return the number of values in one sample."""
     if not input_shape:
         raise ConfigurationError(f"{network}: input_shape=() is no sample's shape. Give one, such as (30,).")
     return math.prod(input_shape)
 
 
 def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return ``input_shape`` as a tuple (channels, height, width); ``network`` is the network's name for the message.
-
-    Raises:
-        ConfigurationError: the shape does not have three numbers.
-
-    Example:
-        >>> image_shape("LeNet5", [3, 32, 32])
-        (3, 32, 32)
-    """
+    """Return ``input_shape`` as a tuple (channels, height, width)."""
     if len(input_shape) != 3:
         raise ConfigurationError(
             f"{network}: input_shape={tuple(input_shape)} is no image's shape. Give (channels, height, width), "
@@ -61,16 +41,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Return height times width of the output of a stack of stride-1 convolutions, each followed by a 2x2 max-pooling.
-
-    Args:
-        network: name of the network, for the message.
-        input_shape: (channels, height, width) of one image.
-        layers: kernel size and padding of each convolution, ``(kernel, padding)``.
-        hint: advice for an image that is too small, added to the error message.
-
-    Raises:
-        ConfigurationError: there is no convolution, or the images have no pixel left after the last pooling.
+    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling.
 
     Example:
         >>> pooled_positions("LeNet5", (1, 28, 28), [(5, 0), (5, 0)])
@@ -96,19 +67,7 @@ def pooled_positions(
 
 
 def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
-    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples of zeros.
-
-    The check makes one small forward pass in evaluation mode without gradients and uses no random numbers. It finds a
-    wrong image size or head before the first round.
-
-    Args:
-        network: the module to check; its training mode is restored.
-        name: name of the network, for the message.
-        num_classes: expected number of logits of each sample.
-        input_shape: shape of one sample, without the batch.
-
-    Raises:
-        ConfigurationError: the forward pass fails, or its result is not ``[2, num_classes]``.
+    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples.
 
     Example:
         >>> check_output(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "mine", num_classes=10, input_shape=(1, 8, 8))
@@ -138,16 +97,7 @@ def check_output(network: nn.Module, name: str, num_classes: int, input_shape: S
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Build a stack of linear layers with ReLU between them, and dropout before each layer if ``dropout`` > 0.
-
-    Args:
-        widths: number of inputs of the first layer, then the number of outputs of each layer.
-        dropout: probability of dropout.
-
-    Example:
-        >>> dense_stack([400, 120, 84, 10])[-1]
-        Linear(in_features=84, out_features=10, bias=True)
-    """
+    """Build linear layers with ReLU between them, and with dropout before each."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Dropout(dropout)] if dropout else []

@@ -51,7 +51,7 @@ class Mixture(nn.Module):
         return self.responsibility / self.responsibility.sum()
 
     def joint(self, x: Tensor) -> Tensor:
-        """Compute the joint log-probabilities log pi_k + log p_k(y|x) of component k and class y, ``[K, B, M]``."""
+        """Compute log pi_k + log p_k(y|x) of component k and class y, ``[K, B, M]``."""
         logits = torch.stack([component(x) for component in self.components])
         return logits.float().log_softmax(-1) + self.weights.log()[:, None, None]
 
@@ -104,7 +104,7 @@ class MixtureClient(ClassifierClient):
 
 
 def _another(network: nn.Module) -> nn.Module:
-    """Return a copy of a network with new initial weights."""
+    """Copy a network with new initial weights."""
     other = deepcopy(network)
     layers = [layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))]
     if not layers:

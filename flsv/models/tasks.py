@@ -169,7 +169,7 @@ class CharacterModel(ReadyClient):
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch).softmax(-1)
 
     def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the mean loss per character of ``batch``, and the share of characters that are predicted correctly."""
+        """Return the mean loss per character, and the share of characters predicted correctly."""
         pieces = batch[0] if isinstance(batch, (tuple, list)) else batch
         logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
         return F.cross_entropy(logits.float(), following), (logits.argmax(1) == following).float().mean()

@@ -162,18 +162,7 @@ class Contributions(Strategy):
         self.strategy.summary()
 
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
-        """Compute the values of the clients that have sent a model in a round, and write the round's files.
-
-        Args:
-            index: the round's index, from 0.
-            replies: the clients' replies.
-
-        Returns:
-            ``{(metric's name, client's name): value}``.
-
-        Raises:
-            ConfigurationError: two clients have the same name, or a reply does not have exactly one ArrayRecord.
-        """
+        """Compute the values of a round's clients, and write the round's files."""
         told = {}
         for reply in replies:
             if not reply.has_error():
@@ -199,11 +188,7 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return ``{name: number}`` of clients; new clients get the next free numbers, in the order of their names.
-
-        Raises:
-            ConfigurationError: there are more clients than ``num_clients``.
-        """
+        """Assign the next free ids to new clients, in the order of their names."""
         new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(
@@ -214,31 +199,20 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors as ``{name: tensor}``. If no array has the name of an entry of the module, return a
-        list of tensors, which must be in the module's order."""
+        """Return a model's tensors by name."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
 
 def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
-    """Return the only ArrayRecord of a reply, or raise ConfigurationError if there are several or none."""
+    """Return the only ArrayRecord of a reply."""
     if len(records) != 1:
         raise ConfigurationError(f"a reply has the ArrayRecords {list(records)}: expected one, the trained model.")
     return next(iter(records.values()))
 
 
 class _Files:
-    """Writer of the files in a run's folder, the same files that a :class:`flsv.FederatedLoop` writes.
-
-    Args:
-        folder: the folder, created if it does not exist.
-        strategy: the strategy that trains the model.
-        module: a module of the model's structure.
-        metrics: the metrics by name.
-
-    Raises:
-        ConfigurationError: the folder holds a run, or cannot be written.
-    """
+    """Writer of the files that a :class:`flsv.FederatedLoop` writes into a run's folder."""
 
     def __init__(self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]) -> None:
         self._folder, self._metrics = folder.resolve(), metrics
@@ -262,15 +236,7 @@ class _Files:
         self._samples: dict[int, int] = {}
 
     def write(self, index: int, found: RoundValues, names: Sequence[str], samples: Mapping[int, int | None]) -> None:
-        """Write a round's values into the files.
-
-        Args:
-            index: the round's index, from 0.
-            found: the round's values.
-            names: the names of the clients seen so far, in the order of their numbers.
-            samples: ``{client's number: its number of training samples}`` for the round's clients; None if the reply
-                has no such entry.
-        """
+        """Write a round's values into the files."""
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
         if not self._names:
             self._csv.begin(0)
@@ -289,7 +255,7 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Close the TensorBoard writer, if there is one, and return a new writer for clients with the given names."""
+        """Make a new TensorBoard writer in place of the last one."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()

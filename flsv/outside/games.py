@@ -50,31 +50,7 @@ def games_outside_fit(
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_classes: int | None = None,
 ) -> CoalitionGames:
-    """Make coalition games whose models are evaluated in copies of a module that belongs to no Trainer.
-
-    Args:
-        module: a network, whose batches are pairs ``(x, y)``, or a LightningModule. It is read, not written.
-        loader: the validation batches: a loader, a list of ``DataLoader`` objects, or a list of batches.
-        measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
-            :mod:`flsv.games.performance`.
-        loss: for a plain network, its loss function: ``loss(module(x), y)`` must return the mean over the batch. To use
-            the loss as a measure, put ``ModelScore("loss", "min")`` into ``measures``.
-        num_classes: for classifiers, the number of classes M.
-
-    Raises:
-        ConfigurationError: a measure is not available, because its value is not logged or because the outputs are not
-            logits of classes; or ``loss`` is given for a LightningModule.
-
-    Example:
-        >>> import torch
-        >>> net = nn.Linear(1, 1, bias=False)
-        >>> batches = [(torch.ones(2, 1), torch.ones(2, 1))]
-        >>> measure = ModelScore("loss", "min")
-        >>> games = games_outside_fit(net, batches, {"sv": measure}, nn.functional.mse_loss)
-        >>> evaluate = games.evaluator_of(measure)
-        >>> evaluate(torch.tensor([[1.0], [3.0]])).value("loss")
-        tensor([0., 4.], dtype=torch.float64)
-    """
+    """Make coalition games whose models belong to no Trainer."""
     if isinstance(loader, list | tuple) and not all(isinstance(each, DataLoader) for each in loader):
         loader = KeptBatches(loader)  # Lightning takes a list for several loaders
     own: L.LightningModule
@@ -101,15 +77,14 @@ def games_outside_fit(
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:
-    """Return a shallow copy of the module without its Fabric object, because the module would log its validation to
-    that."""
+    """Copy the module without its Fabric object, to which it would log its validation."""
     own = copy.copy(module)
     own._fabric = None
     return own
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Make a Trainer without any output that validates on the module's device."""
+    """Make a Trainer without output that validates on the module's device."""
     device = module_device(module)
     accelerator = {"cuda": "gpu"}.get(device.type, device.type)
     log = logging.getLogger("lightning.pytorch")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
@@ -34,7 +33,7 @@ from flsv.results.run_table import COLUMNS, frame, round_rows
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A model: a ``state_dict``; or its entries as arrays in the same order, as Flower sends them; or a vector ``[P]`` of
@@ -47,7 +46,7 @@ _LATE = ("personalization", "exchange")
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """Values of all n clients after a round; NaN for clients that have taken part in no round so far.
+    """Values of all n clients after a round, NaN for clients that have taken part in none so far.
 
     Attributes:
         values: ``{metric: values [n]}``, one number per client.
@@ -67,7 +66,6 @@ class RoundValues:
     table: pandas.DataFrame
 
     def __getitem__(self, metric: str) -> Tensor:
-        """Return the values of a metric, one per client, by the metric's name."""
         return self.values[metric]
 
     def to_frame(self) -> pandas.DataFrame:
@@ -178,15 +176,9 @@ def value_round(
 
 
 def _own_module(module: nn.Module) -> nn.Module:
-    """Return the module inside Fabric's wrapper, or the module itself if it has none; raise ConfigurationError for a
-    module of the package pytorch_lightning."""
+    """Return the module inside Fabric's wrapper, or the module itself."""
     module = _unwrap_objects(module)
-    kinds = type(module).__mro__
-    if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
-        raise ConfigurationError(
-            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
-            "not of lightning. Write `import lightning as L` instead of `import pytorch_lightning as pl`."
-        )
+    check_lightning(module)
     return module
 
 
@@ -200,13 +192,7 @@ def _check_updates(updates: Any) -> None:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """The clients of a round and the names of all clients.
-
-    Attributes:
-        ids: the numbers of the clients that took part, in the order of their updates.
-        keys: the keys of the mapping ``updates``, in the same order; None if ``updates`` is a list.
-        names: the names of all clients, by number.
-    """
+    """Clients of a round, and the names of all clients."""
 
     ids: list[int]
     keys: list[Any] | None
@@ -234,19 +220,11 @@ class _Cohort:
 
     @property
     def called(self) -> list[str]:
-        """Return the names, for messages, of the clients that took part."""
+        """Name the clients that took part, for messages."""
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return one value per client that took part, in the order of the updates.
-
-        Args:
-            given: the values, a list in this order or a mapping by client; None: return an empty list.
-            argument: the argument in which the user gave them, for messages.
-
-        Raises:
-            ConfigurationError: ``given`` does not have exactly the clients of the updates.
-        """
+        """Return one value per client that took part, in the order of the updates."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -259,10 +237,7 @@ class _Cohort:
         return [given[key] for key in expected]
 
     def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
-        """Return the clients' numbers of samples, int64 ``[k]``, and their weights in the aggregation, float64 ``[k]``.
-
-        If ``num_samples`` is None, each client has 1 sample; if ``weights`` is None, a client's weight is its share of
-        the samples."""
+        """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
         counts = torch.tensor([int(count) for count in self._numbers(num_samples, "num_samples", Count)])
         counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
         shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
@@ -273,8 +248,7 @@ class _Cohort:
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
-    """Return ``{name: metric}`` for the arguments ``metrics`` and ``loss`` of :func:`value_round`, also for their
-    defaults."""
+    """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
     if metrics is None:
@@ -292,7 +266,7 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 def _games(
     board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
 ) -> CoalitionGames | None:
-    """Return the coalition games in which the metrics evaluate models; None if no metric does."""
+    """Return the coalition games in which the metrics evaluate models, or None."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
@@ -308,14 +282,7 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update all metrics with the round, and return the clients' values.
-
-    Args:
-        board: the metrics.
-        round: the round before aggregation. It is aggregated with ``weights`` for metrics that need the new model.
-        weights: ``[k]``, the clients' weights in the aggregation.
-        names: the names of all clients.
-    """
+    """Update all metrics with the round, and return the clients' values."""
     games: Any = round.games
     if games is not None:
         games.begin(round)
@@ -334,8 +301,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
 
 
 def _check_names(board: ContributionMetrics, names: list[str]) -> None:
-    """Raise ConfigurationError if a metric has seen rounds with other client names, or another order of them: it stores
-    values by the clients' positions."""
+    """Check that metrics have seen the same names in the same order before."""
     for name, metric in board.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
@@ -350,7 +316,7 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 def _check(
     board: ContributionMetrics, space: ParameterSpace, head: str | None, given: int | None, classes: int | None
 ) -> None:
-    """Raise ConfigurationError if a metric needs a quantity that a round outside of a FederatedLoop does not have."""
+    """Check that a round outside of a loop has all that the metrics need."""
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
@@ -367,8 +333,7 @@ def _check(
 
 
 def _check_no_classes(board: ContributionMetrics) -> None:
-    """Raise ConfigurationError if a metric needs the number of classes, which neither the caller nor the module has
-    given."""
+    """Check that no metric needs the number of classes, which nothing has given."""
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
     if by_class or games:
@@ -381,7 +346,7 @@ def _check_no_classes(board: ContributionMetrics) -> None:
 def _models(
     space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the start model and the k clients' models as vectors of P entries, ``[P]`` and ``[k, P]``."""
+    """Return the start model ``[P]`` and the clients' models ``[k, P]``."""
     vector = _vector(space, module, start, "start")
     given = zip(cohort.called, cohort.each(updates, "updates"))
     models = torch.stack([_vector(space, module, model, client) for client, model in given])
@@ -389,8 +354,7 @@ def _models(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return a model as a vector of the parameter space; raise ConfigurationError, naming ``whose`` model, if it does
-    not fit."""
+    """Return a model as a vector of the parameter space."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

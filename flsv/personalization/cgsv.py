@@ -80,27 +80,12 @@ class SparsifiedReward(Personalizer):
 
 
 def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Rank the entries of each layer of an update by magnitude; the largest entry has rank 0.
-
-    Args:
-        update: the update of all parameters, ``[P]``.
-        sizes: number of entries of each layer.
-
-    Returns:
-        One tensor of ranks per layer, with one rank per entry.
-    """
+    """Rank the entries of each layer of an update by magnitude, the largest first."""
     return [layer.abs().argsort(descending=True, stable=True).argsort() for layer in update.split(list(sizes))]
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
-    """Select the min(ceil(share * size), size - 1) largest entries of each layer with ``size`` entries, bool ``[P]``.
-
-    The entry of a layer of size 1 is selected if ``share`` is above 0.
-
-    Args:
-        ranks: result of :func:`layer_ranks`.
-        sizes: number of entries of each layer.
-        share: share of the entries to select, in [0, 1].
+    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``.
 
     Example:
         >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
@@ -112,7 +97,6 @@ def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> 
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """Return the numbers of entries of all layers (parameter tensors), in the order of a model's vector, without
-    buffers."""
+    """Return the numbers of entries of all parameter tensors, in the order of a vector."""
     sizes = [math.prod(shape) for shape in space.shapes]
     return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

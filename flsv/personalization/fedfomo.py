@@ -109,7 +109,7 @@ class FedFomo(UploadKeeper):
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
-        """Return the ids of the clients whose models ``client`` downloads in this round."""
+        """Choose the clients whose models ``client`` downloads in this round."""
         draw = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         others = sorted(other for other in self._uploads if other != client)
@@ -125,17 +125,7 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """Compute, at a client, the signed weights of its own and the downloaded models, and store the client's next model.
-
-    Args:
-        local: the client's data, with the model that it trained and its start point.
-        others: the s downloaded models, a vector ``[P]`` each.
-        num_parameters: number of entries at the beginning of a model's vector that are parameters; buffers follow.
-        performance: score of models on the client's validation samples, see :class:`FedFomo`.
-
-    Returns:
-        Signed weights ``[1 + s]``, the client's own model first; their magnitudes sum to 1.
-    """
+    """Mix a client's own and the downloaded models by signed weights, at the client."""
     assert local.model is not None
     assert local.start is not None
     start = local.start
@@ -151,15 +141,7 @@ def mix_models(
 
 
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """Compute the signed weights of equation 3 of FedFomo: (L(theta) - L(x_j)) / |x_j - theta|.
-
-    x_j are s models, theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and
-    for non-finite losses.
-
-    Args:
-        start_loss: L(theta), the loss of the start point, a scalar.
-        losses: L(x_j), the losses of the s models, ``[s]``.
-        distances: |x_j - theta|, the models' distances from the start point, ``[s]``.
+    """Compute the weights of equation 3 of FedFomo, (L(theta) - L(x_j)) / |x_j - theta|.
 
     Example:
         >>> first_order_weights(torch.tensor(2.0), torch.tensor([1.0, 2.5, 2.0]), torch.tensor([4.0, 0.5, 0.0]))

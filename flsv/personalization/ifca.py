@@ -70,7 +70,7 @@ class IFCA(Personalizer):
         self._clusters = self._clusters.to(federation.global_vector.device)
 
     def start(self, client: int, state: FederationState) -> None:
-        """Return None: the client chooses its start point among the clusters' models that :meth:`send` sends."""
+        """Return None, since the client chooses among the clusters' models."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
@@ -85,10 +85,10 @@ class IFCA(Personalizer):
         return {"cluster": local.memory[IFCA]}
 
     def started(self, update: ClientUpdate) -> Tensor:
-        return self._clusters[int(update.reports["cluster"])]
+        return self._clusters[int(update.reports["cluster"]) % self.num_clusters]  # a client may report any number
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        chosen = round.reports["cluster"]
+        chosen = round.reports["cluster"].remainder(self.num_clusters)
         self._clusters = self._clusters.clone()
         for cluster in chosen.unique().tolist():
             self._clusters[int(cluster)] = round.client_vectors[chosen == cluster].mean(0)
@@ -96,11 +96,5 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """Return, at the client, the index of the cluster whose model has the lowest loss on the client's training samples;
-    of equal losses, the first index.
-
-    Args:
-        local: the client's data.
-        clusters: models ``[K, P]`` of the K clusters.
-    """
+    """Find the cluster whose model has the lowest loss on the client's training samples."""
     return int(local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax())

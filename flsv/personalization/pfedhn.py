@@ -32,15 +32,7 @@ from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):
-    """Network that generates a client's model from the client's number, with an embedding, an MLP, and a linear layer
-    whose outputs are all parameters of the model.
-
-    Args:
-        num_clients: number of clients.
-        num_parameters: number of parameters of a client's model.
-        embedding_dim: dimension of the clients' embeddings.
-        hidden: width of the MLP's layers.
-    """
+    """Network that generates a client's model from the client's id."""
 
     def __init__(self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int) -> None:
         super().__init__()
@@ -57,8 +49,7 @@ class HyperNetwork(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Tensor, draw: torch.Generator) -> None:
-        """Initialize the weights so that the network generates ``model [P]`` for every client. The generator ``draw``
-        gives the random weights of all layers but the last."""
+        """Initialize the weights so that the network generates ``model [P]`` for every client."""
         self.embedding.weight.normal_(generator=draw)
         for layer in self.features:
             if isinstance(layer, nn.Linear):

@@ -32,28 +32,7 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """Compute, at a client, the Shapley values of its own and the downloaded models, and mix the models by them.
-
-    The mixture is stored in ``local.state`` as the client's next model.
-
-    Args:
-        local: the client's data, with the model that it has just trained.
-        others: the other clients' downloaded models, a vector ``[Q]`` of personal entries each. Q is the size P of a
-            whole model, or that of its classifier.
-        extractor: ``[P - Q]``, the entries that are not personal and that all clients share; None if Q = P.
-        personal: mask of the Q personal entries, bool ``[P]``; None: all entries are personal.
-        num_parameters: number of entries at the beginning of a whole model that are parameters; the buffers
-            (BatchNorm's statistics) after the parameters do not count in distances.
-        permutations_factor: number of random orders per model, see :class:`flsv.personalization.PFedSV`.
-        self_weight: distance assigned to the client's own model, see :class:`flsv.personalization.PFedSV`.
-        safeguard: whether to keep the client's own model if the mixture is less accurate.
-        game: ``"coalition"`` or ``"joining"``, see :class:`flsv.personalization.PFedSV`.
-        generator: generator of the random orders of the models, unless all coalitions are evaluated.
-
-    Returns:
-        Shapley values ``[s]`` of the s models, the client's own model first; in the joining game the first value is the
-        accuracy of the client's own model.
-    """
+    """Mix a client's own and the downloaded models by their Shapley values, at the client."""
     assert local.model is not None
     base, joins = local.model, game == "joining"
     if personal is not None and extractor is not None:
@@ -87,13 +66,7 @@ def collaborate(
 
 
 def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """Return the model with the smallest loss among 11 models on the line from the client's own to the mixture.
-
-    Args:
-        models: ``[s, Q]``, the client's own model first.
-        mixed: ``[Q]``, the mixture of these models.
-        evaluate: a function that scores models ``[K, Q]`` by a named score.
-    """
+    """Return the best of 11 models on the line from the client's own to the mixture."""
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
     path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
     # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
@@ -101,16 +74,7 @@ def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str],
 
 
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
-    """Compute the Shapley values ``[players]`` of the models, of which the first is the client's own.
-
-    Args:
-        utility: function of masks ``[K, players]`` that returns the accuracy of the mean of each coalition's models.
-        players: number of models.
-        joins: whether the client's own model is in every coalition. Then only the other models are players, and the
-            first value is the accuracy of the client's own model alone.
-        orders: number of random orders per player, from which the budget of evaluations follows.
-        generator: generator of the orders.
-    """
+    """Compute the Shapley values ``[players]`` of the models, the client's own first."""
     if not joins:
         budget = orders * players * (players - 1) + 2
         return permutation_shapley(utility, players, budget=budget, generator=generator).values
@@ -126,13 +90,12 @@ def _values(utility: Utility, players: int, joins: bool, orders: int, generator:
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """Return the personal entries ``[Q]`` of a model's vector ``[P]``; all entries if the mask ``personal`` is None."""
+    """Return the personal entries ``[Q]`` of a vector ``[P]``."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
 def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Return whole models ``[..., P]`` with the personal entries ``own [..., Q]`` and the other entries of ``base
-    [P]``."""
+    """Put the personal entries ``own [..., Q]`` into the vector ``base [P]``."""
     if personal is None:
         return own
     vectors = base.expand(*own.shape[:-1], -1).clone()
@@ -141,19 +104,7 @@ def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Return a mask, bool ``[P]``, of the entries of a model's vector that belong to the layers named ``layers``.
-
-    If ``layers`` is None, these are the entries of the classifier head.
-
-    Raises:
-        ConfigurationError: a layer does not exist, or ``layers`` is None and the module has no head.
-
-    Example:
-        >>> from torch import nn
-        >>> space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
-        >>> layer_mask(space).int().tolist(), int(layer_mask(space, ["0"]).sum())
-        ([0, 0, 0, 0, 0, 0, 1, 1, 1], 6)
-    """
+    """Return a mask, bool ``[P]``, of the entries that belong to the named layers."""
     if layers is None:
         if space.head is None:
             why = f"shares no {space.unshared_head!r}" if space.unshared_head else "has no linear layer"

@@ -16,7 +16,7 @@ from flsv.utilities.host_copies import on_host
 
 
 class UploadKeeper(Personalizer):
-    """Base class of personalizers that store each client's last upload, for rounds in which the client is absent."""
+    """Base class of personalizers that store each client's last upload."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -33,15 +33,7 @@ class UploadKeeper(Personalizer):
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
-        """Store the models of the round's clients.
-
-        Args:
-            round: the round.
-            part: function that returns the entries of a model to store; by default all entries.
-
-        Returns:
-            ``{client: entries}`` that were stored before this call.
-        """
+        """Store the models of the round's clients."""
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
@@ -52,20 +44,7 @@ class UploadKeeper(Personalizer):
     def judge_all(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
-        """Ask every client of the round for the values of its own and of other clients' models.
-
-        Args:
-            values: ``[k, n]``; the values that the i-th of the round's k clients gives the n clients' models are
-                written into row i.
-            round: the round.
-            judge: function that asks one client. It returns the ids of the other clients whose models the client
-                evaluated, and the result of :func:`ask_model_values`.
-            before: the result of :meth:`store_uploads`; if a client does not answer, its upload before this round is
-                stored again.
-
-        Returns:
-            ``values``.
-        """
+        """Ask every client of the round for the values of its own and of other clients' models."""
         assert round.clients is not None
         ids = on_host(round.client_ids)
         for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
@@ -81,19 +60,7 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Ask a client for the values of its own model and of other clients' models.
-
-    Args:
-        client: the client to ask.
-        question: function of the client's data and ``others`` that returns the values.
-        others: the other clients' models.
-        args: further positional arguments of ``question``.
-        kwargs: keyword arguments of ``question``.
-
-    Returns:
-        Values ``[1 + len(others)]``, the client's own model first; None, with a warning, if a site does not answer.
-        The personalizer then treats the client as absent: it has no values, and keeps its start point.
-    """
+    """Ask a client for the values of its own and of other clients' models."""
     try:
         values = client.ask(question, others, *args, **kwargs)
         if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
@@ -106,7 +73,7 @@ def ask_model_values(
 
 
 def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:
-    """Raise ConfigurationError if a client has no validation samples, on which ``strategy`` evaluates models."""
+    """Check that each client has validation samples, on which ``strategy`` evaluates models."""
     empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
     if empty:
         raise ConfigurationError(

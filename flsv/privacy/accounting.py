@@ -12,14 +12,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
 from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
-
-Accountant = Literal["exact", "pld", "rdp"]
 
 
 @lru_cache(maxsize=4096)
@@ -28,7 +26,6 @@ def gaussian_epsilon(
     noise_multiplier: NonNegative,
     rounds: Annotated[int, Ge(0)],
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
-    accountant: Accountant = "exact",
 ) -> float:
     """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
 
@@ -36,9 +33,6 @@ def gaussian_epsilon(
         noise_multiplier: the noise's standard deviation divided by the sensitivity; 0 means no noise.
         rounds: number of releases, at least 0.
         delta: the probability that epsilon does not hold, in (0, 1).
-        accountant: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, which give the same number by
-            numerical convolution and take seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential privacy,
-            which gives a slightly larger upper bound, reported in much of the literature.
 
     Returns:
         Epsilon; infinite without noise, 0 without a release.
@@ -49,8 +43,6 @@ def gaussian_epsilon(
     Example:
         >>> [round(gaussian_epsilon(2.0, rounds), 2) for rounds in (0, 1, 20)]
         [0.0, 1.99, 11.48]
-        >>> round(gaussian_epsilon(2.0, 20, accountant="rdp"), 2)
-        12.3
         >>> gaussian_epsilon(0.0, 1)
         inf
     """
@@ -59,11 +51,7 @@ def gaussian_epsilon(
     if noise_multiplier == 0:
         return math.inf
     library = _dp_accounting()
-    if accountant == "exact":
-        return float(library.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta))
-    ledger = library.pld.PLDAccountant() if accountant == "pld" else library.rdp.RdpAccountant()
-    ledger.compose(library.GaussianDpEvent(noise_multiplier), rounds)
-    return float(ledger.get_epsilon(delta))
+    return float(library.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta))
 
 
 def _dp_accounting() -> ModuleType:

@@ -10,7 +10,9 @@ clipped, which determines epsilon.
 from __future__ import annotations
 
 import hmac
+import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.privacy.accounting import Accountant, gaussian_epsilon
+from flsv.privacy.accounting import gaussian_epsilon
 from flsv.privacy.secret_noise import add_secret_noise
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
@@ -44,8 +46,11 @@ class GaussianPrivacy(Upload):
     client, and grows with the rounds in which the client took part. Rare participation does not lower it further (no
     amplification by sampling), because the server sees the cohorts.
 
-    **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
-    to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants).
+    **What leaves a client.** The noised update, and what follows from it and from public settings: the number of
+    samples, the number of steps that they take, and the update's size. A client has no training loss for the server. If
+    its training fails or its model is not finite, its update is 0 before noise is added, which nobody can tell from
+    another update. Parts that let clients tell more are refused: strategies that ask clients or let them report, and
+    metrics that read a loss, a report or an answer. Personalizers whose clients send nothing are refused, too.
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
@@ -57,10 +62,7 @@ class GaussianPrivacy(Upload):
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
     (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
 
-    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know, also if the
-    client starts from a model of its own: what this start point reveals about the client's data is protected, too. Such
-    a start point has no noise and never leaves the client. A metric, filter or aggregator that needs it, because it
-    reads updates such as :attr:`flsv.Round.client_updates`, raises a ConfigurationError.
+    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
@@ -68,10 +70,6 @@ class GaussianPrivacy(Upload):
             only, which guarantees nothing.
         delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
         max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
-        accountant: the method that computes epsilon, see :func:`flsv.privacy.gaussian_epsilon`.
-        noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
-            noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
-            another device continues with other noise. A site always draws on the CPU.
 
     Raises:
         ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
@@ -91,19 +89,15 @@ class GaussianPrivacy(Upload):
         noise_multiplier: NonNegative,
         delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
         max_epsilon: Positive | None = None,
-        accountant: Accountant = "exact",
-        noise_on_device: bool = False,
     ) -> None:
         self.clip = clip
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.max_epsilon = max_epsilon
-        self.accountant = accountant
-        self.noise_on_device = noise_on_device
         of_one_round = self.epsilon(1)  # fail early if dp-accounting is broken
         if max_epsilon is not None and of_one_round > max_epsilon:
             noise = noise_multiplier or 0.1
-            while gaussian_epsilon(noise, 1, delta, accountant) > max_epsilon:
+            while gaussian_epsilon(noise, 1, delta) > max_epsilon:
                 noise *= 2
             raise ConfigurationError(
                 f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier, such as to "
@@ -123,47 +117,41 @@ class GaussianPrivacy(Upload):
                 key = hmac.digest(context.secret, digest(update), "sha256")
                 add_secret_noise(protected, self.noise_multiplier * self.clip, key)
             return protected
-        draw = generator_for(context.seed, "privacy", context.round_index, context.client)
-        if self.noise_on_device and update.device.type != "cpu":
-            draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
-        return self.protect(update, draw)
+        return self.protect(update, generator_for(context.seed, "privacy", context.round_index, context.client))
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
         """Clip an update, add noise to it, and return the result as a new tensor.
 
         Args:
             update: the client's vector minus a vector that everybody knows, floating-point ``[P]``, on any device.
-            generator: the noise's generator of random numbers, on the CPU or on the update's device.
+            generator: the noise's generator of random numbers, on the CPU.
         """
         protected = self._clipped(update)
         if self.noise_multiplier:
-            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype, device=generator.device)
+            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype)
             protected.add_(noise.to(update.device), alpha=self.noise_multiplier * self.clip)
         return protected
 
     def _clipped(self, update: Tensor) -> Tensor:
         # In float32 the norm of 25 million entries would be 0.1 % too small.
         norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return update * min(1.0, self.clip / norm) if norm else update.clone()
+        if not 0 < norm < math.inf:
+            return torch.zeros_like(update)
+        factor = min(1.0, self.clip / norm)
+        while torch.linalg.vector_norm(clipped := update * factor, dtype=torch.float64) > self.clip:  # by rounding
+            factor *= 1 - torch.finfo(update.dtype).eps
+        return clipped
 
     def epsilon(self, rounds: int) -> float:
         """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""
-        return gaussian_epsilon(self.noise_multiplier, rounds, self.delta, self.accountant)
+        return gaussian_epsilon(self.noise_multiplier, rounds, self.delta)
 
     def affordable_rounds(self) -> int | None:
         """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``; None without a
         limit."""
         if self.max_epsilon is None:
             return None
-        affordable, too_many = 1, 2
-        while self.epsilon(too_many) <= self.max_epsilon:
-            affordable, too_many = too_many, 2 * too_many
-        while too_many - affordable > 1:
-            middle = (affordable + too_many) // 2
-            affordable, too_many = (
-                (middle, too_many) if self.epsilon(middle) <= self.max_epsilon else (affordable, middle)
-            )
-        return affordable
+        return bisect_right(range(1, 10**9), self.max_epsilon, key=self.epsilon)
 
     def check(self, space: ParameterSpace) -> None:
         """Check that noise can be added to every entry of the module's vectors, which ``space`` describes.

@@ -16,7 +16,6 @@ from flsv.report.certainty import moved
 from flsv.report.front import MOSTLY
 from flsv.report.html import heat, section, table
 from flsv.report.reading import Run
-from flsv.results.terminal import inconclusive
 from flsv.results.text import NONE, WORDS, number, numbers, percent, titled, with_intervals
 from flsv.utilities.csv_files import NAN, number_or_nan
 
@@ -64,7 +63,7 @@ def caveats_of(run: Run) -> list[str]:
     of = _grouped(
         (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
     )
-    return [*(f"{text}." for text in inconclusive(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
+    return [f"{', '.join(m)}: {text}" for text, m in of.items()]
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:

@@ -15,13 +15,14 @@ from flsv.report import drawing, facts
 from flsv.report.basis import ALL_TAKE_PART, RETRAINED, Basis
 from flsv.report.certainty import other_scores, other_seeds
 from flsv.report.fitness import misallocated
-from flsv.report.front import fitness, sentences, state_of
+from flsv.report.front import MOSTLY, PAYABLE, fitness, small_gain_of, verdict
 from flsv.report.html import section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import AMOUNTS, Shares
 from flsv.results.text import (
     NONE,
     WORDS,
+    beside,
     by_value,
     ends_of,
     joined,
@@ -41,8 +42,12 @@ MOST_LETTERS = 24
 #: Smallest and largest fraction of a payment that went to the wrong clients in trials of metrics for which no coalition
 #: is trained (docs/benchmark.md).
 BY_METRIC = (0.17, 0.32)
+#: Verdicts that are set off as warnings if a budget is shared out.
+WARNED = ("rounds", "unsuitable", "metric", "one_class")
 #: The sampler's name in a record if all clients take part in every round.
 EVERYBODY = "FullParticipation()"
+#: Columns of the file with the page's numbers.
+NUMBERS = ("what", "client", "client_name", "number")
 #: The sentences of page one.
 SAY: Mapping[str, str] = WORDS["front"]
 
@@ -64,41 +69,26 @@ class FirstPage:
         self.run, self.basis, self.shares, self.shown = run, basis, shares, shown
         self.names = [run.label(client) for client in shown]
         self.numbers: list[tuple[str, int | str, float]] = []
-        game = self._game()
-        self.adds_up = basis is not None and basis.key in facts.adding_up(run)
-        self.spread = NAN if basis is None else other_seeds(run, basis, shares.budget.rule if shares else "zero")
-        self.state = state_of(
-            run,
-            basis,
-            spread=self.spread == self.spread,
-            budget=shares is not None,
-            progress=game is not None,
-            adds_up=self.adds_up and game is not None,
-        )
-        self.said = sentences(self.state)
+        self.verdict = "" if basis is None else verdict(run, basis)
+        self.payable = shares is not None or self.verdict in PAYABLE
+        self.retrained = basis is not None and basis.key == RETRAINED
 
     def sections(self) -> list[Markup]:
         """Return the page's sections."""
         return [self._opening(), self._contributions(), self._learned(), self._rests_on()]
 
     def frame(self) -> DataFrame:
-        """Return the numbers on the page as a table with the columns ``what``, ``client``, ``client_name`` and
-        ``number``."""
+        """Return the numbers on the page as a table with the columns :data:`NUMBERS`."""
         names = self.run.client_names
         rows = [
             (what, who, "" if who == "" else names[int(who)], f"{x:.10g}") for what, who, x in self.numbers if x == x
         ]
-        return DataFrame(rows, columns=["what", "client", "client_name", "number"])
+        return DataFrame(rows, columns=[*NUMBERS])
 
     def _note(self, what: str, value: float, client: int | str = "") -> float:
         """Store a number of the page under the name ``what``, and return it."""
         self.numbers.append((what, client, value))
         return value
-
-    def _text(self, question: str, *known: object) -> str | None:
-        """Return the sentence with which the page answers ``question``, see :func:`flsv.report.front.sentences`; its
-        placeholders are filled with ``known``. Return None if the page has no answer."""
-        return SAY[self.said[question]].format(*known) if question in self.said else None
 
     # ---- what it is about, and what speaks against relying on it
 
@@ -111,49 +101,61 @@ class FirstPage:
         self._note("partners", run.num_clients)
         self._note("rounds", run.rounds)
         self._note("planned rounds", run.record["rounds"] or NAN)
-        opening = SAY["together"].format(partners, state) if self.state.anybody else SAY["nobody"].format(state)
+        opening = SAY["together"].format(partners, state) if run.rounds else SAY["nobody"].format(state)
         return section("", opening, *map(warning, self._warnings()))
 
     def _warnings(self) -> list[str]:
         """Return the warnings that a reader has to know before using the values."""
-        run, lines = self.run, [self._text("end")]
+        run, lines = self.run, []
+        if not run.ended and run.rounds:
+            lines.append(SAY["not_ended_retrained" if self.retrained else "not_ended"])
         named = [f"{run.label(who)} ({times} of {of} rounds)" for who, (times, of) in run.named.items()]
         for client, (times, of) in run.named.items():
             self._note("rounds with a faulty update", times, client)
             self._note("rounds with an update", of, client)
-        lines.append(self._text("faults", ", ".join(named)))
+        if named:
+            lines.append(SAY["faulty_retrained" if self.retrained else "faulty"].format(", ".join(named)))
         for group in run.copies:
             lines.append(SAY["copying" if len(group) > 1 else "echoing"].format(", ".join(map(run.label, group))))
-        return [*filter(None, lines), *([WORDS["judged"]] if self.state.judged else [])]
+        return [*lines, *([WORDS["judged"]] if self.basis is not None and self.basis.judged else [])]
 
     # ---- who contributed what
 
     def _contributions(self) -> Markup:
-        basis, run = self.basis, self.run
+        basis = self.basis
         title = "What each contributed" if self.shares is None else f"Shares of {self.shares.title}"
         if basis is None:
             return section(title, WORDS["no_metric"])
-        if self.state.one_class:
+        if basis.majority >= MOSTLY:
             self._note("largest class's part of the validation set", basis.majority)
         if basis.seeds > 1:
             self._note("seeds", basis.seeds)
-        unknown = [client for client in range(run.num_clients) if basis.values[client] != basis.values[client]]
-        fit = fitness(run, basis)
+        fit = fitness(self.run, basis)
         return section(
             title,
-            warning(fit) if self.state.warns else fit,
+            warning(fit) if self.shares and self.verdict in WARNED else fit,
             self._certainty(),
             *self._by_scores(),
             self._table(basis),
-            self._text("source", self._source(basis), basis.of),
-            " ".join(filter(None, (self._text("brackets", BRACKETS), self._text("bracketed shares")))) or None,
-            None if self.shares is None else WORDS["rules"][self.shares.budget.rule],
-            self._text("missing", run.labels(unknown)),
-            self._text("flagged"),
+            *self._notes(basis),
             self._not_all(),
             *self._order(basis),
-            None if self.said.get("progress") == "waterfall" else self._bars(basis),
+            None if self._adds_up else self._bars(basis),
         )
+
+    def _notes(self, basis: Basis) -> list[str]:
+        """Return sentences below the table: what its values are, how they are paid, and which are missing."""
+        run, notes = self.run, [SAY["values_of"].format(self._source(basis), basis.of)]
+        if basis.brackets:
+            notes.append(BRACKETS if self.shares is None else f"{BRACKETS} {SAY['bracket_shares']}")
+        elif self.verdict in PAYABLE:
+            notes.append(SAY["no_brackets"])
+        if self.shares is not None:
+            notes.append(WORDS["rules"][self.shares.budget.rule])
+        unknown = [client for client in range(run.num_clients) if basis.values[client] != basis.values[client]]
+        if unknown:
+            notes.append(SAY["missing_share" if self.payable else "missing"].format(run.labels(unknown)))
+        return [*notes, SAY["flagged"]] if self.shares is not None and (run.named or run.copies) else notes
 
     @staticmethod
     def _source(basis: Basis) -> str:
@@ -173,18 +175,19 @@ class FirstPage:
     def _certainty(self) -> str | None:
         """Return a sentence on how much of a payment other seeds would give to other clients or, if that is unknown, on
         how much went to the wrong clients in trials; None if the page has neither."""
-        which = self.said.get("certainty")
-        if which == "other_seeds":
-            return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
-        if which == "trials_metric":
-            return self._text("certainty", self._in_trials(BY_METRIC))
-        if which != "trials_seeds":
+        basis = self.basis
+        if basis is None or self.verdict not in PAYABLE:
             return None
-        assert self.basis is not None
-        fractions, trials = misallocated(self.run.num_clients, self._drawn, self.basis.seeds)
-        seeds = "one seed" if self.basis.seeds == 1 else "three seeds"
-        percents = " to ".join(f"{100 * fraction:.0f}" for fraction in fractions)
-        return self._text("certainty", trials, seeds, percents, self._in_trials(fractions))
+        spread = other_seeds(self.run, basis, self.shares.budget.rule if self.shares else "zero")
+        if spread == spread:
+            return SAY["other_seeds"].format(self._amount(spread, "to others with other seeds"))
+        if not basis.trained:
+            return SAY["trials_metric"].format(self._in_trials(BY_METRIC))
+        if small_gain_of(basis):
+            return None
+        fraction, trials = misallocated(self.run.num_clients, self._drawn, basis.seeds)
+        seeds = "one seed" if basis.seeds == 1 else "three seeds"
+        return SAY["trials_seeds"].format(trials, seeds, f"{100 * fraction:.0f}", self._in_trials([fraction]))
 
     def _in_trials(self, fractions: Sequence[float]) -> str:
         """Return a clause that states ``fractions`` of a payment, as measured in trials, as amounts of the budget; ""
@@ -204,7 +207,7 @@ class FirstPage:
     def _by_scores(self) -> list[str]:
         """Return one sentence for each score other than the one that measured the models: how much of the payment that
         score would give to other clients."""
-        if self.basis is None or not self.state.payable:
+        if self.basis is None or not self.payable:
             return []
         found = other_scores(self.run, self.basis)
         return [
@@ -215,7 +218,7 @@ class FirstPage:
 
     def _table(self, basis: Basis) -> Markup:
         """Return the table of the clients' values: with shares and amounts if there is a budget, with shares alone if
-        there is none and :attr:`State.payable` allows them."""
+        there is none and the values may become a basis for payment."""
         value, low, high = self._of_shown(basis.values, basis.low, basis.high)
         columns = {"value": with_intervals(value, low, high, between=" to ")}
         for client in self.shown:
@@ -230,7 +233,7 @@ class FirstPage:
             finding = self.shares.table["finding"]
             if finding.any():
                 columns["finding"] = [finding[client] or NONE for client in self.shown]
-        elif self.state.payable:
+        elif self.payable:
             shares = shares_in(basis.values)
             columns["share"] = [percent(self._note("share", shares[client], client)) for client in self.shown]
         return table(["partner", *columns], [list(row) for row in zip(self.names, *columns.values())])
@@ -246,11 +249,9 @@ class FirstPage:
         return SAY["shown"].format(len(self.shown), self.run.num_clients, file)
 
     def _order(self, basis: Basis) -> list[str]:
-        """Return sentences on who contributed most and least; an empty list if the values may be due to chance."""
-        if self.state.chance:
-            return []
+        """Return sentences on who contributed most and least."""
         names = [self.run.label(client) for client in range(self.run.num_clients)]
-        return ranking(names, (basis.values, basis.low, basis.high), basis.name, {})
+        return ranking(names, (basis.values, basis.low, basis.high), basis.name)
 
     def _bars(self, basis: Basis) -> Markup:
         values, low, high = self._of_shown(basis.values, basis.low, basis.high)
@@ -275,12 +276,18 @@ class FirstPage:
             return Markup("")
         by = titled(game["by"])
         start, end = (performance(game["by"], self._note(f"{by} at the {x}", game[x])) for x in ("start", "end"))
+        end += beside(game)
         plain = titled(game["by"], "plain")
-        if self.said["progress"] == "waterfall":
-            assert self.basis is not None
-            caption = str(self._text("progress", plain, start, end, self.basis.key, self.run.source))
+        if self.basis is not None and self._adds_up:
+            caption = SAY["waterfall"].format(plain, start, end, self.basis.key, self.run.source)
             return section("What the model has learned", self._waterfall(self.basis, game, caption))
-        return section("What the model has learned", self._text("progress", plain, start, end))
+        others = SAY["other_trainings"] if self.retrained else None
+        return section("What the model has learned", SAY["learned"].format(plain, start, end), others)
+
+    @property
+    def _adds_up(self) -> bool:
+        """Return whether the values add up to what the model has learned."""
+        return self.basis is not None and self.basis.key in facts.adding_up(self.run) and self._game() is not None
 
     def _waterfall(self, basis: Basis, game: Mapping[str, Any], caption: str) -> Markup:
         """Return a waterfall with the clients of the highest and lowest values as steps, and all others in one step."""
@@ -309,7 +316,7 @@ class FirstPage:
             WORDS["logged"][name].format(performance(name, self._note(f"logged {name}", value)))
             for name, value in known.items()
         )
-        lines = []
+        lines = [SAY["partners_judged"]] if self.basis is not None and self.basis.judged else []
         if judged:
             rows = judged["rows"]
             cases = "cases" if rows is None else f"{self._note('validation cases', rows):,} cases"

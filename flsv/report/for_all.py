@@ -17,7 +17,7 @@ from flsv.report.first_page import FirstPage
 from flsv.report.html import command, section, table
 from flsv.report.reading import Run
 from flsv.report.shares import Shares
-from flsv.results.text import NONE, WORDS, by_value, ends_of, number, numbers, own_title, percent, titled
+from flsv.results.text import NONE, WORDS, by_value, ends_of, number, numbers, percent, titled
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.errors import listed
 
@@ -60,7 +60,7 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis 
     shares = [percent(facts.share(samples[client], sum(samples))) for client in order]
     rows = [[name, str(samples[c]), of, f"{taken[c]} of {run.rounds}"] for name, c, of in zip(names, order, shares)]
     tables = [table(["client", "samples", "of all", "rounds"], rows)]
-    own = [("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)]
+    own = [("last weight", "weight"), *((f"own {titled(name)}", name) for name in OWN_SCORES)]
     scores = {head: numbers([run.final(key)[client] for client in order]) for head, key in own if key in run.measured}
     if scores:
         tables.append(table(["client", *scores], list(zip(names, *scores.values()))))
@@ -78,7 +78,6 @@ def _measured(run: Run) -> Markup:
     lines = {
         "algorithm": facts.algorithm(run),
         "unmeasured": ", ".join(unmeasured),
-        "not_known": run.record.get("not_known"),
         "at_fault": run.named,
         "logged_last": last,
     }

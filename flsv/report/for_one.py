@@ -20,11 +20,11 @@ from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import facts
 from flsv.report.basis import RETRAINED, Basis, basis_shown
 from flsv.report.facts import SAY
-from flsv.report.front import at_chance, fitness
+from flsv.report.front import fitness
 from flsv.report.html import section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import Shares
-from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent, titled
+from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent
 from flsv.utilities.csv_files import NAN
 
 #: With fewer clients, no number computed from all of them is shown.
@@ -37,9 +37,6 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
     # Columns that are not classes may be other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     basis = basis_shown(run) if shares is None else shares.basis
-    chance = [WORDS["at_chance"].format(titled(by, "plain")) for by in at_chance(run, basis)]
-    if run.record.get("not_known"):
-        chance.append(SAY["not_known_to_you"])
     front = [
         section("", _gained(run, client, basis)),
         _share(run, client, shares) if shares is not None else "",
@@ -50,7 +47,7 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         _others(run, client, basis),
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
         facts.classes(run, by_class, [client], ["you"], ""),
-        facts.reading(run, *facts.of_rounds(run.record), *chance, *_of_others(run, shares is not None)),
+        facts.reading(run, *facts.of_rounds(run.record), *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
     subtitle = facts.subtitle(run, facts.algorithm(run))
@@ -65,9 +62,9 @@ def _public(run: Run, values: Sequence[float]) -> bool:
 
 def _gained(run: Run, client: int, basis: Basis | None) -> str:
     """Return a sentence on how much this client's data changed the model's performance. Return "" if the client has no
-    value, or if the values by ``basis`` only rank the clients, do not sum to the change of a performance, are
-    unsuitable for payment, or may be due to chance."""
-    if basis is None or not basis.by or not basis.to_pay_by or at_chance(run, basis):
+    value, or if the values by ``basis`` only rank the clients, do not sum to the change of a performance, or are
+    unsuitable for payment."""
+    if basis is None or not basis.by or not basis.to_pay_by:
         return ""
     if basis.ranks_only or (basis.key != RETRAINED and basis.key not in facts.adding_up(run)):
         return ""
@@ -149,7 +146,7 @@ def _share(run: Run, client: int, shares: Shares) -> Markup:
         warning(WORDS["judged"]) if basis.judged else None,
         table(["", "share", "amount"], [["", *cells]]),
         SAY["why_share"].format(value, cells[0].partition(" [")[0])
-        if shares.budget.rule == "zero" and not missing
+        if shares.budget.rule == "zero" and basis.values[client] > 0
         else None,
         SAY["bracket_shares"] if "[" in cells[0] else None,
         WORDS["rules"][shares.budget.rule],

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flsv.report.first_page import NUMBERS
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.reading import open_run, over_seeds
-from flsv.report.shares import SHARES, Budget, shares_of
+from flsv.report.shares import shares_file, shares_of
+from flsv.results.budget import Budget
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import save_table
@@ -36,11 +38,13 @@ def write_report(
 
     Returns:
         The file. Beside the report on all clients, ``report.csv`` has each number of its first page, and ``shares.csv``
-        the shares of the budget, if there is one.
+        the shares of the budget, if there is one. Beside ``out``, ``name.html``, they are ``name.csv`` and
+        ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; or a budget cannot be
-            shared out by the run's values, see :func:`flsv.report.shares.basis_of`. Nothing is written then.
+        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; a file that is no
+            report's would be overwritten; or a budget cannot be shared out by the run's values, see
+            :func:`flsv.report.shares.basis_of`. Nothing is written then.
     """
     run = over_seeds(open_run(path))
     who = None if client is None else client_number(client, run.client_names, "client")
@@ -49,12 +53,15 @@ def write_report(
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
+    beside = file.with_suffix(".csv")
+    if who is None and beside.is_file() and not beside.read_text().startswith(",".join(NUMBERS)):
+        raise ConfigurationError(f"out={str(out)!r}: {beside.name} beside it is not a report's. Name another file.")
     page, numbers = page_for_all(run, shares) if who is None else (page_for_one(run, who, shares), None)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(to_html(page).encode())
     if numbers is not None:
-        save_table(file.with_suffix(".csv"), numbers)
+        save_table(beside, numbers)
     if shares is not None and who is None:
-        save_table(file.parent / SHARES, shares.written())
+        save_table(shares_file(file), shares.written())
     return file

@@ -16,7 +16,7 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.confidence import half_width
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.metrics.intervals import LEVEL
-from flsv.results.files import RECORD, RETRAINED, find_contributions
+from flsv.results.files import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
@@ -242,9 +242,8 @@ def open_run(path: str | Path) -> Run:
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-#: Files in the folder of ``flsv repeat``: the means over its runs, and the list of its finished runs, see
-#: :class:`flsv.utilities.result_file.ResultFile`.
-SUMMARY, RUNS = "repeat.csv", "runs.csv"
+#: File in the folder of ``flsv repeat`` with the means over its runs.
+SUMMARY = "repeat.csv"
 #: Columns of the file of finished runs: the run's name, and its folder.
 COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from pandas import DataFrame
 
 from flsv.functional.allocation import Negatives, allocate
-from flsv.report.basis import RANKING_ONLY as RANKING_ONLY
-from flsv.report.basis import SHARE_BY as SHARE_BY
 from flsv.report.basis import Basis, basis_of
-from flsv.report.basis import retrained_from as retrained_from
 from flsv.report.reading import Run
-from flsv.results.budget import Budget as Budget
+from flsv.results.budget import Budget
 from flsv.results.text import NONE, WORDS, joined, percent
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 
-#: Name of the file of shares, beside the report.
-SHARES = "shares.csv"
 #: Columns with an amount or a share.
 AMOUNTS = ("share", "share_low", "share_high", "amount", "amount_low", "amount_high")
 HEADER = ("client", "client_name", "value", "low", "high", *AMOUNTS, "currency", "finding", "by", "of", "rule")
+
+
+def shares_file(page: Path) -> Path:
+    """Return the path of the file of shares beside a page."""
+    return page.with_name("shares.csv" if page.stem == "report" else f"{page.stem}_shares.csv")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ def shares_of(run: Run, budget: Budget) -> Shares:
             "--judged-by-partners (in Python: Budget(..., judged_by_partners=True))."
         )
     values = torch.tensor(basis.values, dtype=torch.float64)
+    if budget.rule == "refuse" and (values < 0).any():
+        below = run.labels((values < 0).nonzero().flatten().tolist())
+        raise ConfigurationError(f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax.")
     shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
     table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})
     table["share"] = shares.where(~values.isnan(), NAN).tolist()

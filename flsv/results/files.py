@@ -11,10 +11,13 @@ CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
 RETRAINED = "retrained.csv"
 CONFIG = "config.yaml"
+#: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
+RUNS = "runs.csv"
 
 
 def find_contributions(run: Path) -> Path:
-    """Return the path of a run's ``contributions.csv``, given its folder or this file itself.
+    """Return the path of a run's ``contributions.csv``, given its folder or this file itself. In the folder of
+    ``flsv repeat`` it is the first run's.
 
     Raises:
         ConfigurationError: there is no such file; the message names runs below the folder, if there are any.
@@ -29,6 +32,8 @@ def find_contributions(run: Path) -> Path:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
+    if (folder / RUNS).is_file():
+        return below[-1] / CONTRIBUTIONS
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
     )

@@ -29,7 +29,19 @@ from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, titled, value_columns
+from flsv.results.text import (
+    WORDS,
+    beside,
+    by_value,
+    change,
+    ends_of,
+    numbers,
+    paid,
+    ranking,
+    small_gain,
+    titled,
+    with_intervals,
+)
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
@@ -77,11 +89,12 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         ends = _with_ends(result, name, len(labels))
-        lines += ranking(labels, ends, name, result.learning_record)
+        lines += ranking(labels, ends, name)
         if name not in result.trained:
             lines.append(WORDS["fitness"]["metric"])
         elif any(end == end for end in ends[1]):
-            lines.append(BRACKETS)
+            game = result.learning_record.get("paid_in", {}).get(name, {"by": ""})
+            lines += [BRACKETS, *small_gain(game["by"], math.fsum(value for value in ends[0] if value == value))]
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
@@ -113,10 +126,15 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
         metrics: names of the metrics.
         clients: n, the number of clients.
     """
-    known = {name: _with_ends(result, name, clients) for name in metrics}
-    counts = ("samples",) if known else ("samples", "rounds")
+    names = [*metrics]
+    counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
-    return columns | value_columns(known, result.to_pay_by[:1], range(clients))
+    for name in names:
+        ends = _with_ends(result, name, clients)
+        columns[name] = with_intervals(*ends)
+        if name in result.to_pay_by[:1]:
+            columns["share"] = paid(ends[0])
+    return columns
 
 
 def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
@@ -128,14 +146,11 @@ def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
         clients: n, the number of clients.
     """
     table = result.table
-    there = set(table["metric"])
-    columns = value_table(result, result.columns, clients)
-    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
+    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients))}
+    columns |= value_table(result, result.columns, clients)
     for name in ("weight", *OWN_SCORES):
-        if name in there:
-            values = last(table, name, clients)
-            title = own_title(name) if name in OWN_SCORES else name
-            columns[title] = [f"{x:.3f}" if x == x else NONE for x in values] if name in OWN_SCORES else numbers(values)
+        if name in set(table["metric"]):
+            columns[f"own {titled(name)}" if name in OWN_SCORES else name] = numbers(last(table, name, clients))
     return columns
 
 
@@ -205,45 +220,21 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def inconclusive(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients. ``record``
-    is the run's learning record.
-
-    Example:
-        >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
-        'about 10,000 would distinguish a pair in half of all cases'
-    """
-    sentences = []
-    for metric, sampled in record.get("undecided", {}).items():
-        needed = float(f"{sampled['needed']:.2g}")
-        sentences.append(
-            f"{metric}: with {sampled['evaluations']:,} evaluations, no two clients differ clearly; about "
-            f"{needed:,.0f} would distinguish a pair in half of all cases"
-        )
-    return sentences
-
-
 def lines_of(record: Mapping[str, Any]) -> list[str]:
     """Return lines on the model's performances whose change the metrics distribute among the clients: their values at
-    the start and end of training, and whether the model is no better than a constant prediction. Equal lines appear
-    once. ``record`` is the run's learning record.
+    the start and end of training. Equal lines appear once. ``record`` is the run's learning record.
 
     Example:
-        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "told_apart": True}
+        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
         >>> lines_of({"paid_in": {"sv": verdict, "value": verdict}})
-        ['Accuracy on the validation set rose from 10.0 % to 30.0 %.']
+        ['Accuracy on the validation set rose from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
     """
     lines = []
     for game in record.get("paid_in", {}).values():
-        line = change(game["by"], game["start"], game["end"])
+        line = change(game["by"], game["start"], game["end"]) + beside(game)
         # A name that the module logs is not changed.
         lines.append(f"{line[0].upper()}{line[1:]}." if game["by"].partition(" of ")[0] in _SCORES else f"{line}.")
-        if game["told_apart"] is False:
-            lines.append(WORDS["at_chance"].format(titled(game["by"])))
-    lines += [f"{sentence}." for sentence in inconclusive(record)]
     lines += record.get("coalitions", [])
-    if "not_known" in record:
-        lines.append(f"{WORDS['page']['not_known'].format(record['not_known'])}")
     return list(dict.fromkeys(lines))
 
 

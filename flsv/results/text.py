@@ -15,6 +15,8 @@ from flsv.utilities.display import CLIENTS
 NONE = "\N{EN DASH}"
 #: Largest number of clients that are named one by one.
 FEW = 3
+#: Gain below which much more of a payment went to the wrong clients in trials.
+SMALL = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
@@ -76,28 +78,6 @@ def with_intervals(
     ]
 
 
-def value_columns(
-    known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
-) -> dict[str, list[str]]:
-    """Return one column per metric, ``{header: cells}``, with the clients' values and intervals. A column of the
-    clients' shares follows each metric that is in ``to_pay_by``.
-
-    Args:
-        known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
-        to_pay_by: names of the metrics that are suitable for payment.
-        clients: the numbers of the clients whose rows are shown.
-    """
-    columns = {}
-    for name, ends in known.items():
-        values, low, high = ([each[client] for client in clients] for each in ends)
-        columns[name] = with_intervals(values, low, high)
-        if name in to_pay_by:
-            shares = shares_in(ends[0])
-            head = "share" if len(to_pay_by) == 1 else f"share of {name}"
-            columns[head] = [percent(shares[client]) for client in clients]
-    return columns
-
-
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
     """Return the whole sequence if it has at most ``most`` elements; else its first and last ``ends`` elements."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
@@ -127,7 +107,6 @@ def ranking(
     names: Sequence[str],
     ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
     metric: str,
-    record: Mapping[str, Any],
 ) -> list[str]:
     """Return a list with one sentence on the clients that contributed most and least. Clients whose interval overlaps
     the interval of the client with the highest (or lowest) value are named together with this client.
@@ -137,28 +116,27 @@ def ranking(
         ends: the clients' values, and the low and high ends of their intervals, ``[n]`` each. Values that round to the
             same text count as equal.
         metric: the name of the metric with these values.
-        record: the run's learning record; if the values may be due to chance, the list is empty.
 
     Example:
         >>> ends = [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]
-        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv", {})
+        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv")
         ['By sv, Zürich or Genève contributed most, Bern least.']
     """
     values, low, high = ends
-    games = record.get("paid_in", {})
-    if any(games[name]["told_apart"] is False for name in (metric, "") if name in games):
-        return []
     order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
     if len({shown[i] for i in order}) < 2:
         return [f"By {metric}, all clients contributed the same."] if len(order) > 1 else []
     first, last = order[0], order[-1]
     if low[first] <= high[last]:
         return [f"By {metric}, no client contributed clearly more than another: all brackets overlap."]
-    most = _not_distinguished(names, [i for i in order if high[i] >= low[first] or shown[i] == shown[first]], shown)
-    least = _not_distinguished(
-        names, [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]], shown
-    )
-    return [f"By {metric}, {most} contributed most, {least} least."]
+    most = [i for i in order if high[i] >= low[first] or shown[i] == shown[first]]
+    least = [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]]
+    if {*most} & {*least}:
+        return [
+            f"By {metric}, {names[first]} contributed clearly more than {names[last]}. Other brackets overlap both."
+        ]
+    both = (_not_distinguished(names, clients, shown) for clients in (most, least))
+    return ["By {}, {} contributed most, {} least.".format(metric, *both)]
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
@@ -180,6 +158,11 @@ def shares_in(values: Sequence[float]) -> list[float]:
     """
     total = sum(max(value, 0.0) for value in values if value == value)
     return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
+
+
+def paid(values: Sequence[float]) -> list[str]:
+    """Return the shares of :func:`shares_in` in percent."""
+    return [percent(share) for share in shares_in(values)]
 
 
 def titled(by: str, words: str = "titles") -> str:
@@ -226,6 +209,12 @@ def change(by: str, start: float | None, end: float | None) -> str:
     return f"{title}{where} {verb} from {first} to {last}"
 
 
+def beside(game: Mapping[str, Any]) -> str:
+    """Return what to add to a performance: the score of the most frequent class alone; "" if it is not known."""
+    majority = game.get("majority")
+    return "" if majority is None else f" (the most frequent class alone: {percent(majority)})"
+
+
 def gain(by: str, value: float, whole: float = math.nan) -> str:
     """Return a text on how much a client has changed a performance: by ``value`` and, if known, out of the change
     ``whole`` by all clients together.
@@ -241,6 +230,19 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
     amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
     return f"{verbs[value < 0]} {titled(by)} by {amount}"
+
+
+def small_gain(by: str, gain: float) -> list[str]:
+    """Return a list with the sentence on payments by values that sum to ``gain``, if that is small and the score ``by``
+    goes from 0 to 1; else an empty list.
+
+    Example:
+        >>> len(small_gain("accuracy", 0.1)), small_gain("accuracy", 0.5), small_gain("negative_loss", 0.1)
+        (1, [], [])
+    """
+    name = by.removeprefix(CLIENTS).partition(" of ")[0]
+    to_one = name in WORDS["plain"] and name != "negative_loss"
+    return [WORDS["small_gain"]] if to_one and gain < SMALL else []
 
 
 def known_mean(values: Iterable[float]) -> float:
@@ -273,14 +275,3 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """
     *first, last = [*names] or [""]
     return f"{', '.join(first)} {word} {last}" if first else last
-
-
-def own_title(name: str) -> str:
-    """Return the header of a column with a score of the clients' own models.
-
-    Example:
-        >>> from flsv.scores.class_scores import OWN_SCORES
-        >>> [own_title(name) for name in OWN_SCORES]
-        ['own accuracy', 'own balanced accuracy', 'own AUROC']
-    """
-    return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"

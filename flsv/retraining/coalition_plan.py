@@ -30,6 +30,7 @@ from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
+from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
@@ -141,6 +142,7 @@ class CoalitionPlan:
             self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._elsewhere)
+            metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._elsewhere:
             self._kept.forget()
             self._check_rows(trainer, data, config)

@@ -11,7 +11,6 @@ from torch import Tensor
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.sharing import sharing
-from flsv.privacy import GaussianPrivacy
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
@@ -95,7 +94,7 @@ def _refused(config: FederationConfig) -> str | None:
     """Return why coalitions can be trained neither during nor after the run, and what to do; None if they can."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
-    if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
+    if config.privacy is not None:
         return "noise would be spent on each of these models. Leave it out"
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         return f"{colluders} compare the updates of one cohort. Leave them out"

@@ -20,7 +20,6 @@ from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.functional.distances import distances
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
@@ -199,7 +198,7 @@ class OneServer:
             (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
         )
         own = {"aggregator": aggregator}
-        self._samples, self._cut = federation.split_sizes["train"], federation.space.num_parameters
+        self._samples = federation.split_sizes["train"]
         self._metrics = ContributionMetrics(metrics, check_names(own), clients)
         self._metrics.reset()
         self._metrics.to(start.device)
@@ -246,8 +245,7 @@ class OneServer:
         if not vector.isfinite().all():
             self._broken.append(client)
             return
-        norm = distances(vector[None, : self._cut], self._state.model()[: self._cut]).item()
-        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, float("nan"), steps, norm))
+        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, float("nan"), steps))
 
     def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
         """End the round and return the coalition's next model ``[P]``."""

@@ -148,7 +148,7 @@ def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path |
         trainer.save_checkpoint(piece.save, weights_only=True)
     if fit.model is None or checkpoint is None:
         return fit
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     federation.module.load_state_dict(saved["state_dict"])
     return replace(fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]]))
 

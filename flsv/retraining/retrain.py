@@ -25,7 +25,7 @@ from flsv.retraining.train_coalitions import SEEDS, stored_outputs, train_seeds
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 from flsv.utilities.supervisor import supervise
@@ -98,6 +98,7 @@ def retrain(
         >>> retrain(trainer, module, data, seeds=1)["client_name"].tolist()
         ['0', '1']
     """
+    check_lightning(trainer, module)
     loop = find_loop(callbacks_of(trainer))
     _check(trainer)
     first = seed_or_default(loop.seed)

@@ -1,12 +1,9 @@
-"""ShadowTraining: every client also trains the models of the coalitions that it is in, while the federation trains.
+"""ShadowTraining: clients at sites also train the models of the coalitions that they are in.
 
-From these models each client's Shapley value is computed, in the game in which every coalition of clients is a
-federation of its own. :mod:`flsv.retraining.retrained_utility` trains these federations after the run, this module
-during the run. In a round, the server sends a client the models of its coalitions, and the client trains them on the
-same batches as its own model, as rows of one batched model. At the server, each coalition has an aggregator, filters
-and metrics of its own. Up to rounding, the model of each coalition equals the model of a run of this coalition alone
-with the same seed. Two models need no training: the empty coalition has the initial model, and the full coalition has
-the federation's own model."""
+The server sends a client the models of its coalitions beside the global model. The client trains them on the same
+batches as its own model, as rows of one batched model. At the server each coalition has an aggregator, filters and
+metrics of its own. Up to rounding, a coalition's model equals that of a run of its members with the same seed.
+"""
 
 from __future__ import annotations
 
@@ -22,65 +19,46 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
+from flsv.functional.own_models import doubtful_own_models
 from flsv.retraining.coalition_rows import CoalitionRows, not_the_same
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
-from flsv.training.rows.row_checks import not_batched, not_by_rounds, not_by_validation
-from flsv.training.rows.row_step import NotBatched
-from flsv.training.rows.row_trial import why_not_rows
-from flsv.training.rows.step_watch import GENERATORS
+from flsv.training.rows.row_checks import not_batched, not_by_rounds
 from flsv.utilities.host_copies import to_host
-
-#: Checks the models of coalitions after a round: ``(index, seed, members [m, n], models [m, P])``.
-Prove = Callable[[int, int, Tensor, Tensor], str | None]
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Largest size in bytes of the coalitions' models, at the server and in messages, with which they are trained as rows.
 MOST_BYTES = 2**32
+#: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
+SAME = 0.01
 
 
-def not_as_rows(trainer: L.Trainer, config: FederationConfig, masks: Tensor, proved: bool = False) -> str | None:
-    """Check before the first round whether coalitions can be trained as rows of one batched model, with the same models
-    as in separate runs.
-
-    The settings and the models' size are checked first. Then, if the clients' data are in this process, a copy of the
-    module trains on a few batches of a client both ordinarily and as rows. The trainer and the module are not changed.
+def not_as_rows(trainer: L.Trainer, config: FederationConfig, masks: Tensor) -> str | None:
+    """Check before the first round whether sites can train coalitions as rows of one batched model, with the same
+    models as in separate runs. Every site checks its first steps, too.
 
     Args:
-        trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
+        trainer: the trainer in ``on_train_start``, with its optimizers set up.
         config: the federation's configuration.
         masks: bool ``[K, n]``, the members of the coalitions to train.
-        proved: whether one of the coalitions will also be trained alone, by a fork, and compared.
 
     Returns:
         The reason why the coalitions would get other models or take too much memory, and what to do; None if they can
         be trained as rows.
     """
-    module = trainer.lightning_module
     if why := unlike_alone(config, config.client_algorithm, losses=False):
         return f"{why}. Leave it out"
-    if config.engine == "vmap":
-        return 'with engine="vmap" clients are rows already. Use engine="sequential"'
-    full = isinstance(config.sampler, FullParticipation)
-    if not full and callable(config.engine):
+    if not isinstance(config.sampler, FullParticipation):
         return (
             f"each coalition draws its own cohorts by sampler={config.sampler!r}, and sites train in rounds for which "
             "the run draws them"
         )
-    # With a sampler a client has not taken as many steps in all coalitions.
-    if why := not_batched(trainer, None, config.optimizer_state, schedules=full, accumulates=full):
+    if why := not_batched(trainer, None, config.optimizer_state, schedules=True, accumulates=True):
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
-    if why := not_by_validation(trainer, proved):
-        return why
-    space = shared_space(module, config)[0]
-    if why := _too_large(masks, space):
-        return why
-    if callable(config.engine):  # the data are elsewhere: every site checks its first steps
-        return None
-    return why_not_rows(trainer, space, config.seed or 0, draws=("torch",) if full else GENERATORS)
+    return _too_large(masks, shared_space(trainer.lightning_module, config)[0])
 
 
 def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
@@ -114,38 +92,30 @@ class ShadowTraining(ClientAlgorithm):
             ``[K, n]``.
         algorithm: the clients' own algorithm, which all coalitions use; it must change gradients entry by entry, as
             :class:`flsv.training.algorithms.FedProx` does; None: there is none.
-        give_up: a function that is called with the reason if rows turn out during training to differ from separate
-            runs; from then on no coalitions are trained. None: an error is raised instead.
-        prove: a function that is called after each round with the round's index, the run's seed, the members bool
-            ``[m, n]`` of the coalitions and their models ``[m, P]``. It returns the reason why the models are wrong, or
-            None if it has found no fault. None: the models are not checked.
 
     Raises:
-        ConfigurationError: without ``give_up``: the module cannot be batched (in the first client's first step); a
+        ConfigurationError: the module cannot be batched (in the first client's first step); a
             coalition's model differs from the client's own although both must be equal (after a client's training); or
             the global model has changed since the last round (before a round).
     """
 
     sends = (ROWS,)
     reports = (TRAINED,)
-    saved = ("_rows", "_initial")
+    saved = ("_rows", "_initial", "_moved")
 
     def __init__(
         self,
         masks: Callable[[int], Tensor],
         algorithm: ClientAlgorithm | None = None,
-        give_up: Callable[[str], None] | None = None,
-        prove: Prove | None = None,
     ) -> None:
         self._make_masks, self.algorithm = masks, algorithm
-        self._give_up, self._given_up, self._prove = give_up, False, prove
         self._visit: CoalitionRows | None = None
         self._left: Tensor | None = None  # the global model after the last round
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_left": None, "_clients": (), "_give_up": None, "_prove": None}
+        return {**vars(self), "_visit": None, "_left": None, "_clients": ()}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]  # a property for an attribute
@@ -158,6 +128,7 @@ class ShadowTraining(ClientAlgorithm):
         self._set_up(federation)
         self._left = self._initial = federation.global_vector.clone()
         self._rows = self._initial.expand(len(self._members), -1).clone()
+        self._moved = torch.zeros_like(self._rows[:1]).repeat(federation.num_clients, 1)
         self._servers = servers_of(federation, self._members, self._rows)
 
     def resume(self, federation: FederationInfo) -> None:
@@ -173,12 +144,12 @@ class ShadowTraining(ClientAlgorithm):
 
     def _set_up(self, federation: FederationInfo) -> None:
         self._visit = self._left = None
-        self._seed = federation.seed
         self._masks = self._make_masks(federation.num_clients)
         self._members = trained_masks(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        self._note = state.note
         left, self._left = self._left, None  # looked at once in a round: the host waits for the device
         if left is not None and not torch.equal(left, state.model()):
             between = f"between rounds {state.round_index} and {state.round_index + 1}"
@@ -186,26 +157,14 @@ class ShadowTraining(ClientAlgorithm):
                 f"the module's weights or buffers have changed {between}, as by a hook around an epoch or by "
                 "validation, and coalitions' models, trained as rows, would not"
             )
-            self._stop(not_the_same(reason, "Let hooks leave them as they are, or value the run by flsv retrain"))
-        if self._given_up:
-            return {ROWS: state.model().new_empty(0, len(state.model()))}
+            raise not_the_same(reason, "Let hooks leave them as they are, or value the run by flsv retrain")
         self._rows = self._rows.to(state.model())
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates, self._clients = updates, clients
 
-    def _stop(self, error: NotBatched) -> None:
-        """Stop training coalitions, and call ``give_up`` with the error's reason; without it raise the error."""
-        if self._give_up is None:
-            raise error
-        if not self._given_up:
-            self._given_up = True
-            self._give_up(error.reason)
-
     def end_round(self, round: Round) -> None:
-        if self._given_up:
-            return
         rows, present = self._rows.to(round.client_vectors), torch.zeros_like(self._members)
         sent = {update.client_id: update.reports[TRAINED].to(rows.device) for update in self._updates}
         for client, finite in zip(sent, to_host(models[:, 0] for models in sent.values())):
@@ -218,25 +177,37 @@ class ShadowTraining(ClientAlgorithm):
                 places = self._places[client].to(rows.device)
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
             self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
+        self._doubt(round, sent)
         self._updates, self._left = (), round.server_vector
-        if self._prove is not None and (why := self.proved_by(self._prove, round.round_index)):
-            self._stop(not_the_same(why))
 
-    def proved_by(self, prove: Prove, index: int) -> str | None:
-        """Call ``prove`` with the coalitions and their models after the round ``index``, and return its answer."""
-        return prove(index, self._seed, self._members, self._rows)
+    def _doubt(self, round: Round, sent: Mapping[int, Tensor]) -> None:
+        """Note the clients whose model of them alone does not look as if they had trained it."""
+        alone = self._members.sum(1) == 1
+        if int(alone.sum()) < self._members.shape[1]:
+            return
+        own, order = self._rows[alone.to(self._rows.device)], self._members[alone].int().argmax(1).argsort()
+        self._moved = self._moved.to(own)
+        for update in self._updates:
+            moved = (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0)
+            self._moved[update.client_id] += moved
+            if round.round_index == 0:  # both are the same training
+                client = update.client_id
+                row = sent[client][(self._members[self._places[client]].sum(1) == 1).to(own.device), 1:][0]
+                if (row - update.vector).norm() > SAME * moved.norm():
+                    self._note(client, "its own model is not its first update")
+        if round.round_index:
+            initial, known = self._initial.to(own), round.global_vector  # the last model that clients have seen
+            for client, why in doubtful_own_models(own[order], initial, known, self._moved).items():
+                self._note(client, why)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
-        if self._given_up:
-            return ends_of(self._initial, round.server_vector, self._masks.shape[1])
         return models_of(self._masks, self._initial, round.server_vector, self._rows)
 
     # ---- at a client
 
     def begin_client(self, context: ClientContext) -> None:
-        rows = context.received(ROWS)
-        self._visit = CoalitionRows(context, rows[:0] if self._given_up else rows, self.algorithm)
+        self._visit = CoalitionRows(context, context.received(ROWS), self.algorithm)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -244,23 +215,14 @@ class ShadowTraining(ClientAlgorithm):
 
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         assert self._visit is not None
-        try:
-            self._visit.step()
-        except NotBatched as error:
-            self._stop(error)
-            self._visit = CoalitionRows(context, context.received(ROWS)[:0])
+        self._visit.step()
         if self.algorithm is not None:
             self.algorithm.gradients(context, parameters, gradients)
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
         assert self._visit is not None
         sent = context.received(ROWS)
-        try:
-            rows = self._visit.trained().clone()
-        except NotBatched as error:
-            self._stop(error)
-            rows = sent[:0]
-        sent = sent[: len(rows)]
+        rows = self._visit.trained().clone()
         for place, start in enumerate(sent):
             rows[place] = context.upload(rows[place], start, f"coalition {place} ")
         self._visit = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -184,7 +184,8 @@ def once_proved(
         held.append((order, fit))
         if proof is not None and order == proof:
             if isinstance(fit, ChildFailed):
-                raise FitsFailed({getattr(order, "members", order): fit})
+                members: Any = getattr(order, "members", order)
+                raise FitsFailed({members: fit})
             proof = None
         if proof is None:
             yield from held

@@ -112,12 +112,7 @@ def cohort_of(
     clients: Sequence[Client],
     model: Tensor,
 ) -> list[int]:
-    """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
-
-    Raises:
-        RuntimeError: the cohort is not integers ``[k]``, is empty, or has a client twice, a client that does not exist
-            or one outside the sampler's ``members``.
-    """
+    """Draw the client ids of the round's cohort, and check them."""
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
     integers = drawn.ndim == 1 and drawn.dtype != torch.bool and not drawn.is_floating_point()
@@ -141,11 +136,7 @@ def chances_of(
     round_index: int,
     cohort: Sequence[int],
 ) -> Tensor:
-    """Compute each client's probability ``[n]`` to be drawn in a round, and check that aggregators can divide by it.
-
-    Raises:
-        RuntimeError: the probabilities do not have the shape ``[n]``, or are not in (0, 1] for a client of the cohort.
-    """
+    """Compute each client's probability ``[n]`` to be drawn, and check it."""
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     one_each = chances.shape == (num_clients,)
     own = chances[torch.as_tensor(cohort, device=chances.device)] if one_each else chances

@@ -103,11 +103,7 @@ class BernoulliSampler(ClientSampler):
 
 
 def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Return a table ``[n + 1][count + 1]``: entry (i, c) is the probability that at least c of the clients i, i+1, ...
-    are drawn. The n ``coins`` are the clients' probabilities.
-
-    The table is computed by sums and products of non-negative numbers only, so tiny probabilities are exact, too.
-    """
+    """Tabulate the probability ``[n + 1][count + 1]`` that at least c of the clients from i on are drawn."""
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
         later = table[-1]
@@ -116,8 +112,7 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw a cohort by coins of the probabilities ``coins``, conditional on at least ``count`` clients; return their
-    ids."""
+    """Draw a cohort by coins, conditional on at least ``count`` clients."""
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

@@ -70,7 +70,7 @@ class PowerOfChoice(ClientSampler):
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """Draw the ids of the candidates, in the order of the draw; :meth:`choose` selects the cohort among them."""
+        """Draw the candidates, among which :meth:`choose` selects the cohort."""
         return self._sizes.multinomial(self.candidates, generator=generator)
 
     def choose(
@@ -95,7 +95,7 @@ class PowerOfChoice(ClientSampler):
 
 
 def local_loss(local: LocalData, model: Tensor) -> float:
-    """Compute, at the client, the mean loss of a model ``[P]`` on the client's training samples."""
+    """Compute the mean loss of a model ``[P]`` on a client's training samples, at the client."""
     return -float(local.evaluate(model[None], "train").value("negative_loss"))
 
 

@@ -22,29 +22,7 @@ MOST_RANKED = 100
 
 
 class ClassScores(Metric):
-    """Metric that computes accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
-
-    - ``accuracy``: share of samples that are classified correctly.
-    - ``balanced_accuracy``: the share of a class's samples that are classified correctly, averaged over the classes
-      that occur, as scikit-learn's ``balanced_accuracy_score``. torchmetrics' macro accuracy also includes a class that
-      does not occur but is predicted, with recall 0.
-    - ``auroc``: the probability that a sample of a class gets a larger probability for this class than a sample of
-      another class, averaged over the classes that occur. A model that always gives the rarer class a probability
-      below 1/2 may still have a high AUROC. The AUROC is NaN if fewer than two classes occur, if a logit is NaN, and
-      for more than 100 classes.
-
-    The states are not persistent: they are never part of a ``state_dict``.
-
-    Args:
-        num_classes: number of classes M.
-        options: keyword arguments of ``torchmetrics.Metric``.
-
-    Example:
-        >>> scores = ClassScores(num_classes=3)
-        >>> scores.update(torch.tensor([[2.0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 2]]), torch.tensor([0, 0, 1, 1]))
-        >>> {name: value.item() for name, value in scores.compute().items()}
-        {'accuracy': 0.75, 'balanced_accuracy': 0.75, 'auroc': 0.875}
-    """
+    """Metric that computes accuracy, balanced accuracy and AUROC of logits ``[B, M]``."""
 
     is_differentiable = False
     higher_is_better: bool | None = True
@@ -64,12 +42,6 @@ class ClassScores(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, y: Tensor) -> None:
-        """Add a batch to the scores.
-
-        Args:
-            logits: logits of the batch, ``[B, M]``.
-            y: classes of the samples, integers ``[B]``.
-        """
         # bincount and boolean indices would make the host wait for the device.
         y = y.long()  # cross_entropy also accepts labels of type uint8
         self.support.index_add_(0, y, torch.ones_like(y))
@@ -79,11 +51,11 @@ class ClassScores(Metric):
             self.labels.append(y)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the scores as scalars by name; NaN before the first batch."""
+        """Return the scores as scalars by name."""
         return self._from_host()[0]
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores by name, and the number of classes that occur; copy all numbers to the CPU at once."""
+        """Return the scores, and the number of classes that occur, by one copy to the CPU."""
         ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0
@@ -97,13 +69,7 @@ class ClassScores(Metric):
 
 
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the area under the ROC curve of each class against the rest, averaged over the classes that occur.
-
-    The result is NaN if fewer than two classes occur, or a logit is NaN.
-
-    Args:
-        logits: logits of all samples, ``[N, M]``.
-        labels: classes of all samples, integers ``[N]``.
+    """Average the AUROC of each class against the rest over the classes that occur.
 
     Example:
         >>> macro_auroc(torch.tensor([[2.0, 1.0], [1.0, 1.5], [0.0, 1.0]]), torch.tensor([0, 0, 1])).item()
@@ -120,9 +86,7 @@ def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Compute the log-odds log(p / (1 - p)), float64 ``[N, M]``, of the classes' softmax probabilities p.
-
-    They have the same order as the probabilities, and stay distinct where probabilities round to 1."""
+    """Compute log(p / (1 - p)), float64 ``[N, M]``, of the softmax probabilities p."""
     logits = logits.detach().double()
     best = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
@@ -133,33 +97,14 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Return the scores of ``counts``, a metric, as Python numbers by name; before its first batch they are NaN,
-    without the warning of torchmetrics.
-
-    Example:
-        >>> plain_scores(ClassScores(2))
-        {'accuracy': nan, 'balanced_accuracy': nan, 'auroc': nan}
-    """
+    """Return the scores as Python numbers by name, NaN before the first batch."""
     if not counts.update_called:
         return dict.fromkeys(OWN_SCORES, NAN)
     return {name: value.item() for name, value in counts.compute().items()}
 
 
 class EpochScores(ClassScores):
-    """Metric that computes an epoch's loss and the scores of :class:`ClassScores`, the AUROC only if it is defined.
-
-    The loss is the weighted mean of the batches' mean losses.
-
-    Args:
-        num_classes: number of classes M.
-
-    Example:
-        >>> scores = EpochScores(num_classes=3)
-        >>> logits = torch.tensor([[2.0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 2]])
-        >>> scores.update(logits, torch.tensor([0, 0, 0, 0]), loss=torch.tensor(0.5), weight=4)
-        >>> {name: value.item() for name, value in scores.compute().items()}
-        {'loss': 0.5, 'accuracy': 0.5, 'balanced_accuracy': 0.5}
-    """
+    """Metric that computes an epoch's loss and the scores of :class:`ClassScores`."""
 
     higher_is_better = None  # True of the accuracies, False of the loss
 
@@ -173,21 +118,12 @@ class EpochScores(ClassScores):
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
-        """Add a batch to the scores.
-
-        Args:
-            logits: logits of the batch, ``[B, M]``.
-            y: classes of the samples, integers ``[B]``.
-            loss: mean loss of the batch, a scalar.
-            weight: weight of the batch: the number of samples B, or the sum of the samples' weights in the loss.
-        """
         super().update(logits, y)
         self.loss += loss * weight
         self.weight += weight
 
     def compute(self) -> dict[str, Tensor]:
-        """Return scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, if there are at most 100 classes
-        of which two or more occur, ``auroc``."""
+        """Return the loss and the scores as scalars by name."""
         scores, occurring = self._from_host()
         if not self.logits or occurring < 2:
             del scores["auroc"]

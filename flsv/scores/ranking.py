@@ -22,16 +22,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 def auroc(values: Tensor, labels: Tensor) -> Tensor:
-    """Compute the area under the ROC curve of finite values: the larger a value, the more likely label 1.
-
-    Args:
-        values: one finite number per sample, ``[N]``.
-        labels: 0 or 1 for each sample, integers ``[N]``.
-
-    Example:
-        >>> auroc(torch.tensor([30.0, 40.0, 50.0]), torch.tensor([0, 1, 0])).item()
-        0.5
-    """
+    """Compute the area under the ROC curve of finite values for labels 0 and 1."""
     # Places in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
     return binary_auroc(values.unique(return_inverse=True)[1] / len(values), labels)
 
@@ -45,25 +36,7 @@ CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ClassScore(Metric):
-    """Metric that computes the AUROC, the average precision or the F1 score of probabilities of class 1, ``[B]``, or of
-    all classes, ``[B, M]``, for integer classes ``[B]``.
-
-    Higher is better. With more than two classes the score is the mean over the classes that occur. The mean of F1, for
-    which the most probable class is the prediction, also includes classes that are predicted but do not occur, as 0.
-
-    Args:
-        name: the score: ``"auroc"``, ``"average_precision"`` or ``"f1"``.
-
-    Raises:
-        ValueError: the inputs have other shapes, or the labels are not integers; in ``compute``, all samples are of one
-            class.
-
-    Example:
-        >>> auroc = ClassScore("auroc")
-        >>> auroc.update(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
-        >>> auroc.compute()
-        tensor(1.)
-    """
+    """Metric that computes the AUROC, average precision or F1 score of probabilities."""
 
     is_differentiable = False
     higher_is_better = True
@@ -78,12 +51,6 @@ class ClassScore(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            probabilities: probabilities of class 1 ``[B]``, or of all M classes ``[B, M]``.
-            labels: integer classes ``[B]``.
-        """
         if labels.is_floating_point() or labels.ndim != 1 or len(labels) != len(probabilities):
             raise ValueError("expected one integer class per sample.")
         if probabilities.ndim > 2:
@@ -92,7 +59,6 @@ class ClassScore(Metric):
         self.labels.append(labels)
 
     def compute(self) -> Tensor:
-        """Compute the score of all batches, a scalar."""
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
         if len(occur := labels.unique()) < 2:
             raise ValueError(f"the samples are all of class {int(occur)}, and a score needs two classes.")
@@ -105,27 +71,11 @@ class ClassScore(Metric):
 
 
 def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean of a score of each class against the rest, over the classes that occur.
-
-    Args:
-        score: function of one column ``[N]`` and of labels ``[N]``, 1 for the column's class and 0 for the rest.
-        columns: for each class a column of numbers, ``[N, M]``.
-        labels: classes of the samples, integers ``[N]``.
-    """
+    """Average a score of each class against the rest over the classes that occur."""
     return torch.stack([score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return ``probabilities[:, 1]``, the probabilities of class 1, if there are two classes; otherwise
-    ``probabilities``.
-
-    Args:
-        probabilities: of two classes ``[B, 2, ...]``, of M classes ``[B, M, ...]``, or of class 1 only ``[B, ...]``.
-        labels: classes ``[B, ...]``; only their number of dimensions is used, to tell these shapes apart.
-
-    Example:
-        >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
-        tensor([0.2000])
-    """
+    """Return the probabilities of class 1 if there are two classes, else of all."""
     two = probabilities.ndim == labels.ndim + 1 and probabilities.shape[1] == 2
     return probabilities[:, 1] if two else probabilities

@@ -16,6 +16,7 @@ from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
+from flsv.metrics.needs import needs_of
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.trainer_checks import check_trainer, federated_data
 from flsv.uploads import Upload
@@ -23,18 +24,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check the names in the strategies' ``sends`` (tensors for clients) and ``reports`` (values from clients).
-
-    Args:
-        strategies: the federation's strategies, ``{role: strategy}``.
-
-    Returns:
-        The names of all values that clients report to the strategies.
-
-    Raises:
-        ConfigurationError: two strategies declare the same name; a strategy declares a report of the name of an
-            attribute of :class:`flsv.Round`; a strategy overrides ``report`` without declaring names in ``reports``.
-    """
+    """Check the names of the tensors and values that strategies exchange with clients."""
     for direction in ("sends", "reports"):
         taken: dict[str, str] = {}
         for role, strategy in strategies.items():
@@ -62,20 +52,7 @@ def check_setup(
     metrics: ContributionMetrics,
     config: FederationConfig,
 ) -> FederatedDataModule:
-    """Check a federation against the trainer, the module and the data, as soon as all are set up.
-
-    Args:
-        trainer: the fit's trainer, with its data module attached.
-        module: the module to train.
-        metrics: the loop's contribution metrics.
-        config: the federation's configuration.
-
-    Returns:
-        The trainer's data module.
-
-    Raises:
-        ConfigurationError: a setting cannot work; the message says what is wrong, what was expected and what to do.
-    """
+    """Check a federation against the trainer, the module and the data."""
     data = federated_data(trainer)
     check_trainer(trainer)
     config.sampler.check(data.num_clients)
@@ -90,7 +67,7 @@ def check_setup(
 
 
 def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
-    """Let every contribution metric check the clients' numbers of samples and the trainer's number of rounds."""
+    """Let every contribution metric check the numbers of samples and rounds."""
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -100,8 +77,7 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: Contr
 
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
-    """Check that each metric that a strategy reads is defined and, if the strategy needs the present round's value,
-    that the metric is updated before the aggregation."""
+    """Check that each metric that a strategy reads is defined, and known in time."""
     defined = sorted(metrics.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
@@ -120,8 +96,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that validation samples and peer values exist if metrics read them, and that no metric lets clients answer
-    without noise although there is ``GaussianPrivacy``."""
+    """Check that the splits that metrics read exist, and that no metric lets private clients answer."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -135,17 +110,12 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
             f"metrics {judging} ask what the clients find each other to be worth, and {config.personalizer!r} does not "
             "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
         )
-    judged = [name for name in metrics.game_metrics if name in metrics.evaluating]
-    if judged and config.privacy is not None:
+    told = {"losses", "counts", "answers", "reports", "client validation"}
+    asking = [name for name, metric in metrics.metrics.items() if told & set(needs_of(metric))]
+    if asking and config.private:
         raise ConfigurationError(
-            f'metrics {judged} have judges="clients", who tell how many of their samples models get right, without '
-            "noise, and the updates are private. Leave GaussianPrivacy out, or let the server judge."
-        )
-    asking = [name for name, fields in metrics.fields.items() if "all_clients" in fields.values()]
-    if asking and config.privacy is not None:
-        raise ConfigurationError(
-            f"metrics {asking} ask clients for sums over their samples, without noise, and the updates are private. "
-            "Leave GaussianPrivacy out, or those metrics."
+            f"metrics {asking} need what clients tell beside their updates, and nothing but a noised update leaves "
+            f"them with {config.privacy!r}. Leave one of the two out, or let the server judge."
         )
     games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
     if games and not data.val_dataloader():
@@ -157,7 +127,7 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
 
 
 def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, data: FederatedDataModule) -> None:
-    """Check that clients' models can be evaluated: each client has test samples, and the module defines ``forward``."""
+    """Check that clients' own models can be evaluated."""
     every = evaluation.every
     empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
     if empty:
@@ -173,8 +143,7 @@ def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, d
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    """Check that the module defines the method, ``forward`` or ``validation_step``, with which each metric evaluates
-    models."""
+    """Check that the module defines the methods with which metrics evaluate models."""
     asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
     logged = [name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)]
     called = [name for name in {**metrics.performances, **asked} if name not in logged]
@@ -197,16 +166,7 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
 
 
 def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
-    """Check that the training samples have classes if a metric or a strategy needs classes.
-
-    Args:
-        data: the trainer's data module.
-        metrics: the loop's contribution metrics.
-        strategies: the federation's strategies, ``{role: strategy}``.
-
-    Raises:
-        ConfigurationError: there are no classes; the message says why, and names what needs them.
-    """
+    """Check that the samples have classes if a metric or a strategy needs them."""
     if data.no_classes is None:
         return
     if metrics.class_metrics:
@@ -225,19 +185,7 @@ def check_space(
     num_classes: int | None,
     kept: Sequence[str] = (),
 ) -> None:
-    """Check the settings that depend on the module's layers, once the layers exist.
-
-    Args:
-        space: the map between the module and vectors.
-        metrics: the loop's contribution metrics.
-        uploads: the attacks, noise and compression that clients apply to their updates.
-        head: the classifier head's name, as given to the loop; None for the default head.
-        num_classes: the number of classes in the data; None for data without classes.
-        kept: names of the parameters and buffers that the loop's ``share`` leaves at the clients.
-
-    Raises:
-        ConfigurationError: an upload, a metric or ``head`` does not fit the module or the entries that are shared.
-    """
+    """Check the settings that depend on the module's layers, once the layers exist."""
     for upload in uploads:
         upload.check(space)
     if kept and metrics.game_metrics:
@@ -271,18 +219,7 @@ def check_space(
 def check_metric_shapes(
     strategies: Mapping[str, Strategy], metrics: Mapping[str, Metric], num_clients: int, num_classes: int
 ) -> None:
-    """Check that the metric that each strategy reads has values of the shape that the strategy declares.
-
-    Args:
-        strategies: the federation's strategies, ``{role: strategy}``.
-        metrics: ``{name: metric}``, all metrics that strategies read, bound to the federation.
-        num_clients: n, the number of clients.
-        num_classes: M, the number of classes.
-
-    Raises:
-        ConfigurationError: a metric has the wrong shape; the message names the strategy, the metric, the needed shape
-            and the metric's shape.
-    """
+    """Check that the metrics' values have the shapes that strategies declare."""
     sizes = {"n": num_clients, "M": num_classes}
     for role, strategy in strategies.items():
         if strategy.metric is None or strategy.metric_shape is None:
@@ -309,8 +246,7 @@ _MEANING = {
 
 
 def _shape(metric: Metric) -> tuple[int, ...] | None:
-    """Return the shape that the metric's value has before any update; None if the metric can compute a value only
-    later."""
+    """Return the shape of the metric's value, None if it is known only later."""
     try:
         # Call the class's own function: the instance's `compute` warns, and caches its result.
         value = type(metric).compute(metric)

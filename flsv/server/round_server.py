@@ -34,8 +34,7 @@ from flsv.utilities.host_copies import copied, from_host
 
 
 class NoModel(RuntimeError):
-    """Error: a round has no next global model, because no update is left, or the aggregate is not finite for the second
-    time in a row."""
+    """Error: a round has no next global model."""
 
 
 class RoundServer:
@@ -173,18 +172,13 @@ class RoundServer:
         return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
 
     def _count(self, updates: Sequence[ClientUpdate]) -> None:
-        """Count the clients' updates and reports as messages to the server."""
         for update in updates:
             self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
             for name, value in update.reports.items():
                 self.channel.send(update.client_id, "up", name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
-        """Apply the filters one after the other, issue their warnings, and return the remaining cohort.
-
-        Raises:
-            NoModel: no update is left.
-        """
+        """Apply the filters one after the other, and issue their warnings."""
         sent = len(cohort.updates)
         for each in self.filters:
             cohort = each.apply(cohort)
@@ -204,8 +198,7 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """Return, for every update, the vector that the client started from or, if only the client knows it, the client
-        itself, which can be asked for the vector."""
+        """Return each client's start vector, or the client, to be asked for it."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -260,7 +253,7 @@ class RoundServer:
         self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the next global model ``[P]``, with ``server_lr`` applied, and the clients' weights in it, ``[k]``."""
+        """Return the next global model ``[P]``, and the clients' weights in it, ``[k]``."""
         vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights
@@ -276,8 +269,7 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Let the personalizer compute the clients' next start points, and store them in ``state``; return the round,
-        with the values that clients give each other's models, if they give any."""
+        """Let the personalizer compute the clients' next start models, and store them in ``state``."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
@@ -290,7 +282,7 @@ class RoundServer:
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:
-    """Stack the clients' reports to ``[k, ...]``; reports shorter than the longest are padded with NaN."""
+    """Stack the clients' reports to ``[k, ...]``, with NaN where one is shorter."""
     longest = max((len(report) for report in reports if report.ndim), default=0)
     if all(len(report) == longest for report in reports if report.ndim):
         return torch.stack(list(reports))

@@ -16,16 +16,16 @@ from lightning.pytorch.callbacks import (
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.data import FederatedDataModule
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 
 
 def federated_data(trainer: L.Trainer) -> FederatedDataModule:
-    """Return the trainer's data module; raise ConfigurationError unless it is a FederatedDataModule."""
+    """Return the trainer's data module, which must be a FederatedDataModule."""
+    check_lightning(trainer)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        got, wrapped = type(data).__name__, "my_datamodule"
-        if data is None:
-            got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
+        got = "dataloaders" if data is None else type(data).__name__
+        wrapped = "my_datamodule" if data else "loader.dataset, val=val_loader.dataset, batch_size=32"
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
             f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
@@ -34,8 +34,7 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if the trainer has a setting or callback that cannot work with rounds in place of
-    epochs."""
+    """Refuse settings and callbacks of a trainer that cannot work with rounds."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
@@ -72,19 +71,9 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check the callbacks, and move finetuning callbacks, which change optimizers, behind the loop in the list.
-
-    The loop must come first because it reads the optimizers that ``configure_optimizers`` returns and their state at
-    the beginning of a round. The checks need no optimizers, so they can run before there are any.
-
-    Args:
-        trainer: the fit's trainer; the order of its callbacks is changed.
-        loop: the federation's own callback.
-
-    Raises:
-        ConfigurationError: a callback cannot work in a federation; the message says what to use instead.
-    """
+    """Check the callbacks, and move finetuning callbacks behind the loop."""
     callbacks: list[L.Callback] = callbacks_of(trainer)
+    check_lightning(*callbacks)
     if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
         raise ConfigurationError(
             "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "

@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.distances import distances
+from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.loss_scale import LossScale
 from flsv.training.optimizer_state import OptimizerState, upload_parameters
@@ -38,31 +38,11 @@ from flsv.training.slots import Slot, Slots
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.uploads import UploadContext, sanitize_report, upload
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 
 class Turn:
-    """The training of clients in a Trainer, one client after the other; the training of one client in one round is a
-    turn.
-
-    Args:
-        trainer: the trainer, with its module on its device and its optimizers set up.
-        space: the map between the module and its vectors ``[P]``.
-        config: the federation's configuration.
-        store: the state that clients keep between rounds.
-        num_clients: the federation's number of clients.
-        steps: every client's number of optimizer steps in the fit.
-
-    Attributes:
-        trainer: the trainer.
-        shared: the trainer's module, in which all clients train.
-        slots: the other parts of the trainer's state that are kept per client, such as the optimizers' state.
-        upload_seed: the seed of uploads' random numbers, such as an attack's. If None, it is the run's seed, which the
-            server knows.
-        upload_secret: the key of the noise that protects the client, see :class:`flsv.uploads.UploadContext`.
-        context: the context of the client in training; None if no client is in training.
-    """
+    """Training of clients in a Trainer, one after the other."""
 
     def __init__(
         self,
@@ -79,15 +59,15 @@ class Turn:
         self._algorithm: Any = config.client_algorithm
         self._strategies = list(config.strategies.values())
         others: list[Slot] = [steps, *optimizer_slots(trainer, config.optimizer_state, steps)]
-        self.slots = Slots([*others, LossScale(trainer)], store)
+        self.slots, self._steps = Slots([*others, LossScale(trainer)], store), steps
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
     @property
     def is_trained(self) -> bool:
-        """Return whether a client is in training and has trained on all its batches of the round."""
-        return self.context is not None and self.context.position == self.context.batches
+        """Return whether the client in training has seen all its batches of the round, or has failed."""
+        return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
     @property
     def _own(self) -> ClientContext:
@@ -97,14 +77,7 @@ class Turn:
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
-        """Begin a client's turn: write the client's model and state into the Trainer.
-
-        Args:
-            instruction: the server's message to the client.
-            local: the client's data.
-            num_samples: the client's number of training samples.
-            batches: the number of batches that the client will train on in this round.
-        """
+        """Write a client's model and state into the Trainer."""
         personalizer, shared = self._config.personalizer, self.shared
         shared.begin_turns()
         with opened(local):
@@ -112,8 +85,6 @@ class Turn:
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
-            own = personalizer is not None and personalizer.collaborates and start is not instruction.start
-            local.hides_start = own and self._config.hides_starts
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
@@ -128,11 +99,7 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Prepare the slots and the client algorithm for a batch; do nothing if no client is in training.
-
-        Args:
-            batch: the batch in the form in which ``training_step`` gets it.
-        """
+        """Prepare the slots and the client algorithm for a batch."""
         if self.context is None:
             return
         own, told = self.context, self.context.instruction
@@ -144,8 +111,7 @@ class Turn:
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Count an optimizer step of the client in training, and let the client algorithm change the gradients, which
-        are computed already. Do nothing if no client is in training."""
+        """Count an optimizer step, and let the client algorithm change the gradients."""
         if self.context is None:
             return  # a step between two clients is the module's own
         context = self.context
@@ -163,36 +129,19 @@ class Turn:
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> None:
-        """Count a batch of the client in training, and add up its loss; do nothing if no client is in training.
-
-        Args:
-            loss: the batch's training loss; None if the module returns none, which makes the client's mean loss NaN.
-        """
+        """Count a batch, and add up its loss."""
         if (own := self.context) is not None:
             own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt the turn while the client's model trains outside the Trainer, as one of many stacked models.
-
-        The Trainer's own state is restored, so that another client's turn can begin.
-
-        Returns:
-            The client's context, to :meth:`resume` the turn with.
-        """
+        """Interrupt the turn while the client's model trains outside the Trainer."""
         own, self.context = self._own, None
         self.slots.leave(stage=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client whose model has trained outside the Trainer, one optimizer step per batch.
-
-        The caller has written the client's trained model into the module.
-
-        Args:
-            own: the client's context, which :meth:`suspend` returned.
-            loss: the mean training loss over the client's batches.
-        """
+        """Continue the turn of a client whose model has trained outside the Trainer."""
         told = own.instruction
         self.slots.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
@@ -204,17 +153,7 @@ class Turn:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """End the turn: return the client's update, and restore the Trainer's own state.
-
-        The tensors, optimizer state and schedules that the client needs in its next round are noted in the store; they
-        become permanent if the server completes the round (:meth:`flsv.training.store.ClientStore.commit`).
-
-        Args:
-            out: ``[P]``, the tensor to write the client's model into; None: a new tensor.
-
-        Returns:
-            The client's update; None if its model is not finite, so that the client counts as absent from the round.
-        """
+        """Return the client's update, and restore the Trainer's own state."""
         own, self.context = self._own, None
         local, shared = own.local, self.shared
         if self._algorithm is not None:
@@ -226,24 +165,18 @@ class Turn:
                 trained = vector.clone()
                 shared.space.read(shared.module, out=vector)
             shared.reset_private()
-            update = self._sent(own, vector, trained, private)
-        self.slots.leave(stage=update is not None)
+            own.broken |= shared.is_broken(private) or (self._config.private and not all_finite(vector))
+            if own.broken and self._config.private:
+                self._store.discard(own.instruction.client_id)  # before the uploads, which keep what they do not send
+                trained, private = vector.copy_(shared.global_vector), {}
+            update = self._sent(own, vector, trained, private) if self._config.private or not own.broken else None
+        self.slots.leave(stage=update is not None and not own.broken)
         return update
 
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
     ) -> ClientUpdate | None:
-        """Apply the uploads to a client's trained model, and make the client's update.
-
-        Args:
-            own: the client's context.
-            vector: ``[P]``, the model to send; it is overwritten by the uploads' result.
-            trained: ``[P]``, the model that the client keeps and is evaluated with; it may be ``vector``.
-            private: the client's values of entries that are not shared, by name.
-
-        Returns:
-            The update, or None if the model is not finite.
-        """
+        """Apply the uploads to a client's trained model, and make the client's update."""
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
         leaving = UploadContext(
             told.client_id,
@@ -259,57 +192,34 @@ class Turn:
         if sent is not vector:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
-        cut = shared.space.num_parameters
-        # Read all numbers at once: each read waits for the device.
-        numbers = [vector.sum(), distances(vector[None, :cut], own.start[:cut])[0], own.loss / own.position]
-        total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
-        if not (math.isfinite(total) or vector.isfinite().all()) or shared.is_broken(private):
+        # Read both numbers at once: each read waits for the device.
+        total, loss = torch.stack([vector.sum().double(), (own.loss / own.position).double()]).tolist()
+        if not (math.isfinite(total) or vector.isfinite().all()):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
-        loss = loss if tell is None else tell("loss", loss)
+        loss = sanitize_report(uploads, leaving, "loss", loss)
         local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
-        if uploads:
-            own.upload = partial(self._upload, leaving)
+        own.upload = partial(self._upload, leaving)
         reports = self._reports(local, own)
         local.private.update(private)
         if self._config.personalizer is not None:
             self._config.personalizer.keep(local)
-        return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, norm, reports, traffic)
+        public = told.client_id, own.samples, vector
+        if self._config.private:  # nothing else, whatever fields an update may have
+            return ClientUpdate(*public, num_steps=self._steps.in_round(own.batches, told.round_index), traffic=traffic)
+        return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
-        """Apply the uploads to another model of the client; this is the function :attr:`ClientContext.upload`.
-
-        Args:
-            leaving: the context of the client's uploads in this round.
-            vector: ``[P]``, the other model.
-            start: ``[P]``, the model that the other model was trained from.
-            name: the name under which the uploads' state for the other model is kept.
-
-        Returns:
-            The model ``[P]`` after the uploads.
-
-        Raises:
-            ConfigurationError: the uploads include GaussianPrivacy, whose epsilon counts only one update of a client
-                per round.
-        """
-        if self._config.privacy is not None:
-            raise ConfigurationError(
-                f"{self._algorithm!r} sends another model beside the update, and epsilon of "
-                f"{self._config.privacy!r} counts one in a round. Leave one of the two out."
-            )
+        """Apply the uploads to another model of the client."""
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})
         return sent
 
     def _reports(self, local: LocalData, own: ClientContext) -> dict[str, Tensor]:
-        """Return the values, by name, that the client reports to the client algorithm and all other strategies.
-
-        Raises:
-            RuntimeError: a report's name is not declared in a strategy's ``reports``.
-        """
+        """Return the values that the client reports to the strategies, by name."""
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
             reported |= self._algorithm.end_client(own)
@@ -326,7 +236,7 @@ class Turn:
     # ---- around a round's turns
 
     def discard(self) -> None:
-        """Forget an unfinished round: restore the Trainer's state of the round's start."""
+        """Restore the Trainer's state of the round's start."""
         self.slots.leave(stage=False)
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
@@ -335,15 +245,5 @@ class Turn:
 
 
 def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = None) -> list[Slot]:
-    """Return the slots that give each client its own optimizer state, learning-rate schedules and optimizer options.
-
-    Args:
-        trainer: the trainer, with its optimizers set up.
-        policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
-            clients have schedules of the same length.
-
-    Raises:
-        ConfigurationError: an optimizer or a scheduler cannot serve several clients.
-    """
+    """Return the slots for each client's own optimizer state, schedules and options."""
     return [Pace(trainer, policy, steps), OptimizerState(trainer, policy)]

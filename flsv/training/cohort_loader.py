@@ -19,13 +19,7 @@ Run = Callable[[bool], None]
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's batches of a round.
-
-    Attributes:
-        client: the client's id.
-        batches: the number of batches in all local epochs together.
-        epochs: indices of the client's local epochs, counted from the first local epoch of the cohort's first client.
-    """
+    """One client's batches of a round."""
 
     client: int
     batches: int
@@ -33,21 +27,7 @@ class ClientBatches:
 
 
 class CohortLoader(Iterable[Any]):
-    """The train dataloader of one round, which yields the batches of all clients of the cohort, one client after the
-    other. While :meth:`train` runs, it yields only the batches of one local epoch of one client.
-
-    A client's batches depend on the seed, the round and the client only, not on the other clients of the cohort: every
-    local epoch is shuffled by a generator of its own.
-
-    Args:
-        data: the data module that makes the clients' loaders.
-        cohort: client ids, in the order in which the clients train.
-        seed: the run's seed.
-        round_index: the round's index, from 0.
-        local_epochs: the number of passes over each client's data.
-        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share
-            (float).
-    """
+    """Train dataloader of one round, which yields the batches of one client after the other."""
 
     def __init__(
         self,
@@ -73,13 +53,7 @@ class CohortLoader(Iterable[Any]):
         self._present = range(len(self._epochs))
 
     def train(self, visit: ClientBatches, run: Run) -> None:
-        """Call ``run`` once for each local epoch of a client; during the call this loader yields only that epoch's
-        batches.
-
-        Args:
-            visit: the client's batches, one of :attr:`visits`.
-            run: trains on the loader's batches; its argument is True in the last local epoch of the round.
-        """
+        """Call ``run`` once for each local epoch of a client, which then is all that this loader yields."""
         everything = self._present
         try:
             for place in visit.epochs:

@@ -45,29 +45,7 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that compute, for each of a batch's B samples, the inner product of a vector g with the sample's
-    contribution to the gradient of the batch's loss, float64 ``[B]``.
-
-    A batch's products sum to <g, gradient of the batch's loss> for any loss, a mean or a sum, weighted or not. They
-    cost one more forward pass of every layer.
-
-    Args:
-        module: the module. Products are computed in its forward and backward passes while :attr:`samples` is not None.
-        reference: the vector g, as ``{parameter name: tensor}`` in the parameters' shapes. For a trainable parameter
-            without an entry, g is 0.
-
-    Raises:
-        ConfigurationError: a layer does not separate the samples' gradients; the message names the layer.
-
-    Example:
-        >>> module = nn.Linear(2, 1, bias=False)
-        >>> ghost = GhostProducts(module, {"weight": torch.tensor([[1.0, 0.0]])})
-        >>> ghost.samples = 2
-        >>> module(torch.tensor([[3.0, 5.0], [4.0, 5.0]])).mean().backward()
-        >>> ghost.take()
-        tensor([1.5000, 2.0000], dtype=torch.float64)
-        >>> ghost.remove()
-    """
+    """Hooks that compute each sample's inner product of a vector with its part of a batch's gradient."""
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
@@ -89,9 +67,7 @@ class GhostProducts:
 
     @property
     def samples(self) -> int | None:
-        """Return the number of samples B in the present batch; None if no products are computed for it.
-
-        Set it before each batch. Every layer's output must have B as its first dimension."""
+        """Return the number of samples in the present batch, None if it is not measured."""
         return self._samples
 
     @samples.setter
@@ -108,19 +84,18 @@ class GhostProducts:
             ]
 
     def take(self) -> Tensor:
-        """Return the products of all N samples since the last call, float64 ``[N]`` in the samples' order, and forget
-        them."""
+        """Return the products of all samples since the last call, float64 ``[N]``."""
         products, self._products = self._products, []
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
-        """Remove the hooks until :attr:`samples` is set again; :meth:`take` still returns the collected products."""
+        """Remove the hooks until :attr:`samples` is set again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
-        """Return the forward hook for the layer ``name``; ``twin`` is a copy of this layer with g as its parameters."""
+        """Return the forward hook for a layer, of which ``twin`` has the vector as parameters."""
 
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self._samples
@@ -145,15 +120,7 @@ class GhostProducts:
 
 
 def check_layers(module: nn.Module, names: set[str]) -> None:
-    """Check that every layer separates the gradients of a batch's samples.
-
-    Args:
-        module: the module, in the mode (train or eval) of its training.
-        names: names of the parameters whose layers are checked, besides every BatchNorm.
-
-    Raises:
-        ConfigurationError: a layer does not separate the gradients; the message names the layer and a remedy.
-    """
+    """Check that every layer separates the gradients of a batch's samples."""
     asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
     for name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and layer.training:
@@ -171,7 +138,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return why the samples' products cannot be computed for a layer, as a relative clause; None if they can."""
+    """Return why a layer's samples have no products, as a relative clause, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -184,13 +151,7 @@ def _why_not(layer: nn.Module) -> str | None:
 
 
 def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """Return a copy of a layer, without its hooks, that has the vector g as its parameters.
-
-    Args:
-        layer: the layer.
-        own: the layer's parameters by name.
-        g: for each of these parameters, by name, its part of the vector g; None stands for zeros.
-    """
+    """Copy a layer without its hooks, with the vector g as its parameters."""
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient

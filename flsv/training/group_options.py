@@ -18,8 +18,7 @@ Options = list[list[dict[str, Any]]]
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
-    """Return copies of the options of optimizers: per optimizer, a list with one ``{option: value}`` per parameter
-    group."""
+    """Copy the options of each optimizer's parameter groups."""
     return [
         [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -27,14 +26,14 @@ def options_of(optimizers: Sequence[Optimizer]) -> Options:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of one value of an optimizer's options or state."""
+    """Copy one value of an optimizer's options or state."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value if isinstance(value, (int, float, str, tuple, type(None))) else deepcopy(value)
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write ``options`` into a parameter group; tensors of the same shape in the group are overwritten in place."""
+    """Write ``options`` into a parameter group, and into its tensors where shapes agree."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
@@ -46,7 +45,7 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def equal_states(a: Any, b: Any) -> bool:
-    """Return whether ``a`` and ``b``, such as nested dictionaries, lists and tensors, are equal."""
+    """Return whether two nested states are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):

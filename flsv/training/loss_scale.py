@@ -10,15 +10,7 @@ from flsv.training.slots import Slot
 
 
 class LossScale(Slot):
-    """Slot for the state of the trainer's ``GradScaler``, if it has one: each client continues with its own loss scale.
-
-    ``precision="16-mixed"`` on a GPU scales the loss so that small gradients do not vanish: torch's ``GradScaler``
-    starts with a large scale, skips steps whose gradients overflow, and lowers the scale until no gradient overflows.
-    With one scale for all clients, only the cohort's first client would skip steps.
-
-    Args:
-        trainer: the trainer, with its precision plugin.
-    """
+    """Slot for the trainer's ``GradScaler``: each client continues with its own loss scale."""
 
     name = "loss_scale"
 

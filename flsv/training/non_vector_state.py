@@ -24,31 +24,7 @@ State = dict[str, dict[str, Any]]
 
 
 class NonVectorState:
-    """State of a module that its vector does not hold.
-
-    This state consists of buffers that are integer (counters, masks) or not persistent (MoCo's queue), and of tensors
-    that a module keeps as plain attributes, alone or in tuples (an LSTM's state), also if training creates them or puts
-    them in place of a None.
-
-    It does not include plain tensors that require a gradient (outputs), tensors that share memory with a parameter or
-    buffer, and the states of torchmetrics, which add up the batches of all clients. Other attributes (numbers, lists of
-    outputs or of past samples) pass from client to client, and a resumed run begins without them, unless the module
-    saves them (``on_save_checkpoint``).
-
-    Args:
-        module: the module.
-        infinite: names of floating-point entries that hold infinite or NaN values and must not change, see
-            :attr:`flsv.core.parameter_space.ParameterSpace.non_finite_names`.
-
-    Example:
-        >>> net = nn.BatchNorm1d(2)
-        >>> state = NonVectorState(net)
-        >>> before = state.read()
-        >>> net.num_batches_tracked += 5
-        >>> state.write(before)
-        >>> net.num_batches_tracked.item()
-        0
-    """
+    """State of a module that its vector does not hold, such as counters."""
 
     def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
         self._module, state = module, dict([*module.named_parameters(), *module.named_buffers()])
@@ -56,8 +32,7 @@ class NonVectorState:
         self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
-        """Return a copy of the state: ``{"buffers": {name: tensor}, "attributes": {name: value}}``. A buffer that does
-        not exist yet is None."""
+        """Copy the state."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
             "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
@@ -65,13 +40,7 @@ class NonVectorState:
 
     @torch.no_grad()
     def write(self, state: State, partial: bool = False) -> None:
-        """Write a state that :meth:`read` returned back into the module; buffers of the same shape are overwritten in
-        place.
-
-        Args:
-            state: the state that :meth:`read` returned.
-            partial: whether to keep attributes that ``state`` does not hold; otherwise they are deleted.
-        """
+        """Write a state that :meth:`read` returned back into the module."""
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
         for name, layer, own, value in list(plain_state(self._module)):
@@ -88,12 +57,7 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Write a state from a checkpoint into the module, on the module's device; attributes that ``state`` does not
-        hold are kept.
-
-        Args:
-            state: a state that :meth:`read` returned before it was saved.
-        """
+        """Write a state from a checkpoint into the module."""
         device = _device(self._module)
         attributes = {
             name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
@@ -101,8 +65,7 @@ class NonVectorState:
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
-        """Warn, once, if the module's lists and dictionaries hold more tensors than at construction, because the next
-        client would see these tensors."""
+        """Warn once if lists and dictionaries of the module hold more tensors than at first."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
         if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
@@ -116,11 +79,7 @@ class NonVectorState:
         )
 
     def check(self) -> None:
-        """Check that the entries ``infinite``, which held infinite or NaN values at construction, have not changed.
-
-        Raises:
-            ConfigurationError: such entries have changed; the message names them.
-        """
+        """Check that entries that held infinite or NaN values at first have not changed."""
         moved = [name for name, value, before in self._infinite if not _equal(value, before)]
         if moved:
             raise ConfigurationError(
@@ -148,8 +107,7 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-        """Yield for each integer or non-persistent buffer: its name in the module, its layer, its name in this layer,
-        its value."""
+        """Yield each integer or non-persistent buffer with its names and its layer."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
@@ -158,8 +116,7 @@ class NonVectorState:
 
 
 def _collections(module: nn.Module) -> dict[str, int]:
-    """Return ``{attribute: number of tensors in it}`` for each list, dictionary, set and deque of a module that holds
-    tensors; scalar tensors are not counted."""
+    """Count the tensors in each collection that is an attribute of a module."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
@@ -171,22 +128,21 @@ def _collections(module: nn.Module) -> dict[str, int]:
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor in ``value``: None, a tensor, or a tuple of these, as
-    :func:`flsv.core.plain_tensors.plain_state` yields them."""
+    """Apply a function to every tensor in a nested tuple."""
     if value is None or isinstance(value, Tensor):
         return None if value is None else function(value.detach())
     return tuple(_each(part, function) for part in value)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return whether two attributes are the same object, or tensors or tuples of tensors with equal values."""
+    """Return whether two attributes are the same object, or hold equal tensors."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two dense tensors have the same shape, dtype and values; NaN counts as equal to NaN."""
+    """Return whether two dense tensors are equal, NaN included."""
     return (
         a.shape == b.shape
         and a.dtype == b.dtype

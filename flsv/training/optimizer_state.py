@@ -20,17 +20,7 @@ ByIndex = dict[Any, Any]
 
 
 class OptimizerState(Slot):
-    """Slot for the optimizers' state, such as momentum, of each client.
-
-    Args:
-        trainer: the trainer, with its optimizers set up.
-        policy: ``"reset"``: a client starts each round with an empty state. ``"persist"``: it starts with the state
-            from the end of its last round.
-
-    Raises:
-        ConfigurationError: an optimizer trains tensors that are not parameters of the module; or an optimizer has the
-            method ``upload_parameters``, and ``policy`` is ``"persist"`` or gradients are accumulated over batches.
-    """
+    """Slot for each client's optimizer state, such as momentum."""
 
     name = "optimizer"
 
@@ -58,7 +48,6 @@ class OptimizerState(Slot):
         return left
 
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
-        """Return ``kept``, a client's state from a checkpoint, with each tensor on its parameter's device."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
             optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -68,8 +57,7 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Let each optimizer that has a method ``upload_parameters``, such as :class:`flsv.training.algorithms.MoreauSGD`,
-    write the weights to send into the module; return whether there is such an optimizer."""
+    """Let optimizers write the weights to send into the module, and return whether one has."""
     uploading = [optimizer for optimizer in trainer.optimizers if hasattr(optimizer, "upload_parameters")]
     for optimizer in uploading:
         optimizer.upload_parameters()
@@ -81,16 +69,13 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _by_index(optimizer: Optimizer) -> ByIndex:
-    """Return an optimizer's state with the parameters' indices as keys, as in its ``state_dict``; tensors are not
-    copied."""
+    """Return an optimizer's state with the parameters' indices as keys, without copies."""
     index = {p: i for i, p in enumerate(_parameters(optimizer))}
     return {index.get(key, key) if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """Return ``kept``, a client's stored state by parameter index, with the optimizer's parameters as keys.
-
-    Tensors are copied, so that a round that fails does not change the stored state."""
+    """Return a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(_parameters(optimizer)))
     return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
 
@@ -100,7 +85,7 @@ def _copies(entries: Any) -> Any:
 
 
 def _check_parameters(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if an optimizer trains tensors that are not parameters of the trainer's module."""
+    """Check that optimizers train the parameters of the trainer's module only."""
     known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has no groups

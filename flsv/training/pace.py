@@ -14,24 +14,7 @@ from flsv.training.step_counts import LocalSteps
 
 
 class Pace(Slot):
-    """Slot for learning-rate schedulers and optimizer options, which each client continues from its own last values.
-
-    - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes while a
-      client trains. Both continue from their values at the end of the client's last round, for either ``policy``; see
-      :class:`flsv.training.schedules.Schedules`.
-    - A scheduler that steps per epoch, that is per round, belongs to the federation and is not changed.
-    - Other options that change while a client trains (in which schedule-free optimizers count their steps) belong to
-      the client with ``policy="persist"``, and are reset with ``policy="reset"``.
-
-    Args:
-        trainer: the trainer, with its optimizers set up.
-        policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
-        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
-            clients have schedules of the same length.
-
-    Raises:
-        ConfigurationError: a scheduler cannot serve several clients; see :class:`flsv.training.schedules.Schedules`.
-    """
+    """Slot for learning-rate schedulers and optimizer options, which each client continues."""
 
     name = "pace"
 
@@ -67,15 +50,7 @@ class Pace(Slot):
         return {"schedulers": schedulers, "options": own} if changed else None
 
     def _own(self, options: Options) -> Options:
-        """Select the options that belong to the client, see :class:`Pace`, and that its training has changed, now or
-        before.
-
-        Args:
-            options: all options at the end of the client's training.
-
-        Returns:
-            For each optimizer and parameter group, the client's own options by name.
-        """
+        """Select the client's own options that its training has changed, now or before."""
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
             scheduled = not self._schedules.is_federations(optimizer)
@@ -92,7 +67,6 @@ class Pace(Slot):
 
 
 def _group(options: Options, optimizer: int, group: int) -> Mapping[str, Any]:
-    """Return the options of parameter group ``group`` of optimizer ``optimizer``; an empty mapping if ``options`` does
-    not have this group."""
+    """Return the options of one parameter group, or an empty mapping."""
     groups = options[optimizer] if optimizer < len(options) else []
     return groups[group] if group < len(groups) else {}

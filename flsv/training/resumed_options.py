@@ -13,19 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class OptimizerOptions:
-    """The options that ``configure_optimizers`` has set, recorded before Lightning restores a checkpoint.
-
-    Lightning restores an optimizer with all its options, so that a new learning rate would have no effect on resume.
-    This class compares the options that ``configure_optimizers`` sets now with the options that it set when the run was
-    started, and applies the options that differ. All other options keep the restored values.
-
-    Args:
-        trainer: the trainer, with its optimizers set up and the checkpoint not yet restored.
-
-    Attributes:
-        configured_options: a dictionary for the checkpoint: ``"kinds"``, the classes of optimizers and schedulers, as
-            text; ``"options"``, a list with the options, as text, of every parameter group and then of every scheduler.
-    """
+    """Options that ``configure_optimizers`` has set, before a checkpoint is restored."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
@@ -39,15 +27,7 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that the options that have changed since the run's start can be applied.
-
-        Args:
-            before: the :attr:`configured_options` at the start of the run, from the checkpoint.
-
-        Raises:
-            ConfigurationError: the classes or numbers of optimizers, parameter groups or schedulers have changed; or an
-                option has changed and there is a scheduler.
-        """
+        """Check that the options that have changed since the run's start can be applied."""
         if before["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(
                 f"the run was started with {before['kinds']} and is resumed with {self.configured_options['kinds']}: "
@@ -66,11 +46,7 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that have changed since the run's start, after Lightning has restored the optimizers.
-
-        Args:
-            before: the :attr:`configured_options` at the start of the run, from the checkpoint.
-        """
+        """Apply the options that have changed since the run's start."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, options, texts in zip(groups, self._options, before["options"]):
             group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})

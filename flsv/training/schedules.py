@@ -15,21 +15,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Schedules:
-    """The learning-rate schedulers of a fit, each set to the position of the client that trains.
-
-    A scheduler that is configured with ``interval="step"`` belongs to the clients, and a scheduler with
-    ``interval="epoch"`` to the federation, also with manual optimization. While no client trains, the clients'
-    schedulers have the state in which ``configure_optimizers`` made them.
-
-    Args:
-        trainer: the trainer, with its optimizers and schedulers set up.
-        steps: the clients' numbers of optimizer steps, to make schedules of each client's own length. If None, all
-            clients have schedules of the same length.
-
-    Raises:
-        ConfigurationError: one optimizer has a scheduler per batch and a scheduler per round, or
-            ``configure_optimizers`` does not return a scheduler that it makes.
-    """
+    """Learning-rate schedulers of a fit, each set to the position of the client that trains."""
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
         self._trainer, self._steps = trainer, steps
@@ -46,17 +32,11 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's scheduler belongs to the federation, that is, steps once a round."""
+        """Return whether an optimizer's scheduler steps once a round."""
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to the client's position in its learning-rate schedules.
-
-        Args:
-            client: the client's number.
-            states: the states of the client's schedulers by number, from :meth:`leave`; None in the client's first
-                round, in which its schedules begin.
-        """
+        """Set the schedulers to the client's position."""
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
@@ -67,11 +47,7 @@ class Schedules:
             self._schedulers[i].load_state_dict(deepcopy(state))
 
     def leave(self) -> dict[int, Any]:
-        """Return the client's scheduler states by number, and reset the schedulers to their state between clients.
-
-        Raises:
-            ConfigurationError: the client's training has stepped a scheduler that has to step once a round.
-        """
+        """Return the client's scheduler states, and reset the schedulers."""
         self._check_owner()
         if self._federations is None:
             return {}
@@ -83,15 +59,11 @@ class Schedules:
         return dict(enumerate(now))
 
     def states(self) -> list[Any]:
-        """Return copies of the present states of the clients' schedulers."""
+        """Copy the present states of the clients' schedulers."""
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of optimizer steps; None if the fit's own schedulers suit the
-        client.
-
-        The fit's own schedulers are made for the client with the most steps. They suit all clients if
-        ``configure_optimizers`` does not read a number of steps."""
+        """Return schedulers made for the client's number of steps, or None if the fit's own suit it."""
         if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -116,7 +88,7 @@ class Schedules:
             )
 
     def _check_owner(self) -> None:
-        """Raise ConfigurationError if the client's training has stepped a scheduler that has to step once a round."""
+        """Check that a client's training has stepped no scheduler of the rounds."""
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
             if not equal_states(scheduler.state_dict(), state):
@@ -128,12 +100,7 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers that a second call of ``configure_optimizers`` makes for the present client's number of steps.
-
-    Args:
-        trainer: the trainer, which gives ``configure_optimizers`` the present client's number of steps.
-        places: the indices of the schedulers that belong to clients, among all that ``configure_optimizers`` returns.
-    """
+    """Schedulers made for the present client's number of steps."""
 
     def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
         self._optimizers, schedulers = new_optimizers(trainer)
@@ -148,14 +115,7 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Replace the attributes of the fit's schedulers by the attributes of this family's schedulers.
-
-        References to the fit's schedulers stay valid. They continue to change the parameter groups of the fit's
-        optimizers.
-
-        Args:
-            schedulers: the fit's schedulers that belong to clients.
-        """
+        """Give the fit's schedulers the attributes of this family's."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):

@@ -16,26 +16,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class SharedModule:
-    """The Trainer's module, in which one client after the other trains its model, and which holds the global model
-    between rounds.
-
-    A module's state has three parts: the vector ``[P]`` of the entries that clients share with the server; the entries
-    that a client does not share; and the remaining state, such as counters and masks
-    (:class:`flsv.training.non_vector_state.NonVectorState`). Counters and masks are not averaged: every client starts
-    with those of the round's start, and the next global model takes those that the cohort's first client has after its
-    training.
-
-    Args:
-        module: the module in which clients train.
-        space: the map between the module and its vectors ``[P]``.
-
-    Attributes:
-        module: the module in which clients train.
-        space: the map between the module and its vectors ``[P]``.
-        global_vector: ``[P]``, the global model, from the first round on.
-        next_buffers: the counters and masks of the next global model, from the round's first client whose trained model
-            is finite; None until then.
-    """
+    """Trainer's module, in which one client after the other trains its model."""
 
     global_vector: Tensor
 
@@ -49,15 +30,13 @@ class SharedModule:
     # ---- a round
 
     def remember(self) -> None:
-        """Store a copy of the module, before any hook of a round. A checkpoint that is saved within the round holds
-        this copy, and :meth:`discard` restores it."""
+        """Store a copy of the module, before any hook of a round."""
         self._saved = self._read()
         self._private = self._saved[2]  # the global model keeps the entries that clients do not share
         self._within = True
 
     def begin_round(self) -> None:
-        """Store a copy of the clients' start model; called after all ``on_train_epoch_start`` hooks, which may change
-        it."""
+        """Store a copy of the clients' start model, which hooks may have changed."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         vector, self._before = self.space.read(self.module), self._unsaved.read()
@@ -69,78 +48,56 @@ class SharedModule:
         self.next_buffers = None
 
     def begin_turns(self) -> None:
-        """Copy the state that is not in the module's vector (counters, pruning masks) before the first client
-        trains. Each client starts from this copy."""
+        """Copy the counters and masks before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Write the copied counters and masks back into the module after the last client's training."""
+        """Restore the counters and masks after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
     def end_round(self, vector: Tensor) -> None:
-        """Write the next global model ``vector [P]`` into the module, with the counters of :attr:`next_buffers`."""
+        """Write the next global model ``vector [P]`` into the module."""
         self._write(vector, self.next_buffers or self._before, self._private)
         self.global_vector, self._within = vector, False
 
     def discard(self) -> None:
-        """Write the model from before the round into the module again."""
+        """Restore the model from before the round."""
         self._write(*self._saved)
 
     # ---- a turn
 
     def enter(self, start: Tensor, private: Mapping[str, Tensor]) -> None:
-        """Write a client's model into the module before the client trains.
-
-        Args:
-            start: ``[P]``, the vector that the client starts from.
-            private: the client's values of the entries that are not shared, by name.
-        """
+        """Write a client's model into the module."""
         self.begin_turns()
         assert self._buffers is not None
         self._write(start, self._buffers, {**self._private, **private})
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read the model that a client has trained.
-
-        Args:
-            out: ``[P]``, the tensor to write the vector into; None: a new tensor.
-
-        Returns:
-            The vector ``[P]``, and the values, by name, of the entries that the client does not share.
-
-        Raises:
-            ConfigurationError: training has changed entries that have to be constant.
-        """
+        """Read the model that a client has trained."""
         self._unsaved.check()
         vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
         self._check_constant()
         return vector, private
 
     def reset_private(self) -> None:
-        """Reset the entries that clients do not share to their initial values, so that neither the server nor other
-        clients see a client's values."""
+        """Reset the entries that clients do not share, so that nobody else sees them."""
         self.space.write_private(self.module, self._private)
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether training has made an entry that the client does not share infinite or NaN.
-
-        Args:
-            private: the values of all such entries after training, by name.
-        """
+        """Return whether an entry that the client does not share is infinite or NaN."""
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Store the present client's counters and masks for the next global model, unless an earlier client's are
-        stored."""
+        """Keep the first client's counters and masks for the next global model."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
     # ---- checkpoints
 
     def buffers(self) -> State:
-        """Return the global model's counters and masks; within a round, those from before the round."""
+        """Return the global model's counters and masks."""
         return self._saved[1] if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
@@ -148,8 +105,7 @@ class SharedModule:
         self._unsaved.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return the module's ``state_dict`` with the model from before the round; the module itself keeps the present
-        client's model."""
+        """Return the ``state_dict`` of the model from before the round."""
         now = self._read()
         with ExitStack() as unseen:
             # A backward pass to come may not take this for a change of what its forward pass has used.
@@ -162,7 +118,7 @@ class SharedModule:
         return state
 
     def _check_constant(self) -> None:
-        """Raise ConfigurationError if training has changed parameters that required no gradient when the fit began."""
+        """Check that frozen parameters have not changed."""
         differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
         changed = [name for name, other in zip(self._constants, differ) if other]
         if changed:
@@ -186,8 +142,7 @@ class SharedModule:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the norms and sums of n tensors, float64 ``[2, n]``, as fingerprints that show later, without a copy,
-    whether a tensor has changed. Integer tensors have 0."""
+    """Return the tensors' norms and sums ``[2, n]``, which show later whether one has changed."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]

@@ -24,30 +24,7 @@ from flsv.utilities.seeding import generator_for
 
 
 class LocalSteps(Slot):
-    """Slot that tells Lightning how many optimizer steps and batches the present client has.
-
-    The number of a client's steps in the whole fit is known in advance, because the sampler's draws follow from the
-    run's seed. If the sampler depends on the clients' contributions, the rounds of a client are not known: its
-    schedules are then made for as many steps as if it took part in all rounds.
-
-    Args:
-        trainer: the trainer, with its module.
-        data: the data module, with its samples assigned to clients.
-        sampler: the sampler that draws the cohorts.
-        state: the federation's state, which holds the run's seed.
-        local_epochs: the number of passes over a client's data per round.
-        limit: Lightning's ``limit_train_batches``, per client and local epoch.
-
-    Attributes:
-        limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        client: the client in training; None between clients. Lightning gets this client's numbers of steps and batches,
-            or the largest of any client if it is None.
-        begun: whether the first cohort's train dataloader exists. Until then, and always in ``configure_optimizers``,
-            Lightning gets :meth:`length` in its place.
-        last_batch: whether the client in training is at its last batch of the round; None between clients.
-        length_was_read: whether ``configure_optimizers`` has read the number of steps or batches, so that clients with
-            different numbers have different schedules.
-    """
+    """Slot that tells Lightning how many optimizer steps and batches the client has."""
 
     name = "steps"
 
@@ -78,37 +55,25 @@ class LocalSteps(Slot):
         self.client = self.last_batch = None
 
     def of(self, client: int) -> float:
-        """Return a client's number of optimizer steps in the whole fit; infinite if the fit has no last round."""
+        """Return a client's number of optimizer steps in the whole fit, which may be infinite."""
         if client not in self._known:
             self._known[client] = self._count(client)
         return self._known[client]
 
     def most(self) -> float:
-        """Return the largest number of optimizer steps of any client, for schedules that belong to no client."""
+        """Return the largest number of steps of any client, for schedules of no client."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
     def length(self) -> range:
-        """Return a range that stands in for the train dataloader while there is none, see :attr:`begun`.
-
-        Its length is the present client's number of batches in a round or, between clients, the largest of any client.
-        """
+        """Return a range that stands in for the train dataloader."""
         return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
-        """Return what Lightning gets as ``trainer.estimated_stepping_batches``: the present client's number of
-        optimizer steps in the fit or, between clients, the largest of any client."""
+        """Return what Lightning gets as ``trainer.estimated_stepping_batches``."""
         return self._answer(self.of, "estimated_stepping_batches")
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
-        """Return ``count`` of the present client or, between clients, its largest value over all clients.
-
-        Warn if clients differ and the module reads the number in ``setup`` or ``configure_model``, where no client
-        trains.
-
-        Args:
-            count: function of a client that returns its number of steps or batches.
-            name: a description of the number, for the warning.
-        """
+        """Return ``count`` of the present client, or its largest value between clients."""
         hook = self._trainer.lightning_module._current_fx_name
         self.length_was_read = self.length_was_read or hook == CONFIGURE
         if self.client is not None:
@@ -124,19 +89,19 @@ class LocalSteps(Slot):
         return max(counts)
 
     def _count(self, client: int) -> float:
-        trainer = self._trainer
-        if trainer.max_epochs in (None, -1):
+        if self._trainer.max_epochs in (None, -1):
             return math.inf
-        batches = self._epoch(client)
-        windows = next((c for c in callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)), None)
+        batches = self._batches(client)
+        return sum(self.in_round(batches, index) for index in self._rounds_of(client))
 
-        def steps(round_index: int) -> int:
-            window = trainer.accumulate_grad_batches
-            if windows is not None:
-                window = windows.get_accumulate_grad_batches(round_index)
-            return math.ceil(batches / window) * self._local_epochs
-
-        return sum(map(steps, self._rounds_of(client)))
+    def in_round(self, batches: int, round_index: int) -> int:
+        """Return the number of optimizer steps that ``batches`` batches take in a round, if each window of them takes
+        one."""
+        window = self._trainer.accumulate_grad_batches
+        for callback in callbacks_of(self._trainer):
+            if isinstance(callback, GradientAccumulationScheduler):
+                window = callback.get_accumulate_grad_batches(round_index)
+        return math.ceil(batches // self._local_epochs / window) * self._local_epochs
 
     def _batches(self, client: int) -> int:
         return self._epoch(client) * self._local_epochs
@@ -145,7 +110,6 @@ class LocalSteps(Slot):
         return limited(len(self._data.client_loader(client, "train")), self.limit)
 
     def _rounds_of(self, client: int) -> list[int]:
-        """Return the indices of the rounds that a client takes part in."""
         if self._rounds is None:
             assert self._trainer.max_epochs is not None
             cohorts = list(map(self._cohort, range(max(self._trainer.max_epochs, 1))))
@@ -155,8 +119,7 @@ class LocalSteps(Slot):
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the cohort that the sampler will draw for a round; all clients if the draw cannot be known in advance,
-        because it depends on more than the run's seed and the round."""
+        """Return the cohort of a round, or all clients if it cannot be known in advance."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)
@@ -167,10 +130,5 @@ class LocalSteps(Slot):
 
 
 def limited(length: int, limit: float) -> int:
-    """Return the number of batches of an epoch under Lightning's ``limit_train_batches``.
-
-    Args:
-        length: the number of batches in the whole epoch.
-        limit: the value of ``limit_train_batches``: a number of batches (int) or a share (float).
-    """
+    """Return the number of batches of an epoch under ``limit_train_batches``."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

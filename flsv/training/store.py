@@ -39,20 +39,7 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """Store of each client's state between its rounds. Changes during a round are provisional until :meth:`commit`.
-
-    Example:
-        >>> store = ClientStore()
-        >>> store.tensors(3)["visits"] = torch.tensor(1)
-        >>> store.discard()
-        >>> store.tensors(3)
-        {}
-        >>> store.tensors(3)["visits"] = torch.tensor(1)
-        >>> store.stage(3, {"pace": {"lr": 0.1}})
-        >>> store.commit()
-        >>> store.state_dict()
-        {3: {'tensors': {'visits': tensor(1)}, 'pace': {'lr': 0.1}}}
-    """
+    """Store of each client's state between its rounds."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, Any]] = {}
@@ -61,7 +48,7 @@ class ClientStore:
     # ---- within a round
 
     def tensors(self, client: int) -> State:
-        """Return a client's own tensors by name, to read and to change; changes last if :meth:`commit` follows."""
+        """Return a client's tensors, of which changes last if :meth:`commit` follows."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
             # Clones: a round that fails must not change the stored tensors, not even in place.
@@ -69,32 +56,19 @@ class ClientStore:
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
-        """Return a client's own tensors by name, without a copy, only to read."""
+        """Return a client's tensors without a copy, only to read."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
     def kept(self, client: int, name: str) -> Any:
-        """Return the state of one slot that a client had at the end of its last complete round.
-
-        Args:
-            client: the client's number.
-            name: the slot's name.
-
-        Returns:
-            The state, or None if there is none.
-        """
+        """Return the state of one slot after a client's last complete round."""
         return self._kept.get(client, {}).get(name)
 
     def stage(self, client: int, left: Mapping[str, Any]) -> None:
-        """Note a client's state after its training: :meth:`commit` makes it permanent, :meth:`discard` drops it.
-
-        Args:
-            client: the client's number.
-            left: ``{slot name: the client's state}``; None leaves the slot's committed state as it is.
-        """
+        """Note a client's state, for :meth:`commit` to keep or :meth:`discard` to drop."""
         self._staged.setdefault(client, {}).update({name: value for name, value in left.items() if value is not None})
 
     def commit(self) -> None:
-        """Make the staged state of all clients permanent; called at the end of a complete round."""
+        """Keep the staged state of all clients."""
         for client, staged in self._staged.items():
             kept = {**self._kept.pop(client, {}), **staged}
             if kept := {name: value for name, value in kept.items() if value or name != TENSORS}:
@@ -102,11 +76,7 @@ class ClientStore:
         self._staged = {}
 
     def discard(self, client: int | None = None) -> None:
-        """Drop the staged state of one client, as if it had not taken part in the round, or of all clients.
-
-        Args:
-            client: the client's number; None: all clients.
-        """
+        """Drop the staged state of one client, or of all."""
         if client is None:
             self._staged = {}
         else:
@@ -115,34 +85,26 @@ class ClientStore:
     # ---- between rounds
 
     def clients(self) -> set[int]:
-        """Return the numbers of the clients that have a committed state."""
+        """List the clients that have a committed state."""
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Drop the committed state of all clients except ``clients``, since other processes keep it."""
+        """Drop the committed state of all other clients, which other processes have."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
-        """Convert one part of every client's committed state, for example to move a checkpoint's tensors to a device.
-
-        Args:
-            name: the name of the part: ``"tensors"`` or a slot's name.
-            convert: the function that converts the part.
-        """
+        """Convert one part of every client's committed state."""
         for kept in self._kept.values():
             if name in kept:
                 kept[name] = convert(kept[name])
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Return the committed state, ``{client: {name: part}}``."""
         return {client: {name: _shallow(value) for name, value in kept.items()} for client, kept in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Restore the state that :meth:`state_dict` returned, and drop staged state."""
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
 
     def to(self, device: Any) -> None:
-        """Move the ``"tensors"`` part of all clients' committed state to a device."""
         self.convert(TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()})
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:
@@ -150,5 +112,4 @@ class ClientStore:
 
 
 def _shallow(value: Any) -> Any:
-    """Return a shallow copy of a dictionary; any other value as it is."""
     return dict(value) if isinstance(value, dict) else value

@@ -47,10 +47,6 @@ class UploadContext:
     start: Tensor | None = None
     secret: bytes = field(default=b"", repr=False)
 
-    def at(self, position: int) -> UploadContext:
-        """Return a copy of the context with another ``position``."""
-        return replace(self, position=position)
-
 
 class Upload(ValidatedArguments, ABC):
     """Base class of uploads, the changes to an update before it is sent: attacks, noise, compression.
@@ -136,7 +132,7 @@ def upload(
         origin = start if reference == "start" else global_vector
         update = sent = vector - origin
         for each in group:
-            at = context.at(position)
+            at = replace(context, position=position)
             sent = each.apply(sent, at)
             traffic = each.traffic(traffic, sent, at)
             position += 1
@@ -154,5 +150,5 @@ def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str
         2.3
     """
     for position, each in enumerate(uploads):
-        value = each.tell(name, value, context.at(position))
+        value = each.tell(name, value, replace(context, position=position))
     return value

@@ -20,15 +20,7 @@ _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """Return the number of the client with this name or number.
-
-    Args:
-        given: a client's name or number, as the user wrote it.
-        names: the names of the run's clients, in the order of their numbers.
-        option: the name of the option with this value, for the message.
-
-    Raises:
-        ConfigurationError: no client, or more than one, has this name or number.
+    """Return the id of the client with this name or number.
 
     Example:
         >>> client_number("Lyon", ["Boston", "Lyon"], "client"), client_number(0, ["Boston", "Lyon"], "client")
@@ -44,9 +36,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute ``name`` of an object, or ``default`` if the object has no such attribute.
-
-    ``getattr`` would also return the default if the attribute is a property that raises an AttributeError of its own.
+    """Return the attribute ``name`` of an object, or ``default`` if it has none.
 
     Example:
         >>> class Metric:
@@ -78,21 +68,7 @@ def check_number(
     whole: bool = False,
     hint: str = "",
 ) -> None:
-    """Raise ConfigurationError unless ``value`` is a finite number within the given bounds.
-
-    Args:
-        owner: the object whose argument is checked, or its name, for the message.
-        name: the argument's name.
-        value: what was given.
-        above: the number must be larger than this.
-        least: the number must be at least this.
-        below: the number must be smaller than this.
-        most: the number must be at most this.
-        whole: whether the number must be an integer.
-        hint: a further sentence for the message.
-
-    Raises:
-        ConfigurationError: ``value`` is not such a number; the message reads ``Owner(name=value): expected ...``.
+    """Check that ``value`` is a finite number within the given bounds.
 
     Example:
         >>> check_number("FedProx", "mu", 0.1, least=0)
@@ -109,7 +85,7 @@ def check_number(
 
 
 def rounded_up(number: float) -> str:
-    """Format a positive number with three digits, rounded up, for messages that say how much is enough.
+    """Format a positive number with three digits, rounded up, for messages.
 
     Example:
         >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
@@ -121,17 +97,7 @@ def rounded_up(number: float) -> str:
 
 
 def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Raise ConfigurationError unless ``value`` is an instance of ``kind``.
-
-    Args:
-        owner: the object whose argument is checked, or its name, for the message.
-        name: the argument's name.
-        value: what was given.
-        kind: a class, or several.
-        expected: a description of ``kind`` for the message.
-
-    Raises:
-        ConfigurationError: ``value`` has another type; the message reads ``Owner(name=value): expected ...``.
+    """Check that ``value`` is an instance of ``kind``.
 
     Example:
         >>> check_kind("Loader", "preload", "no", bool, "True or False")
@@ -145,15 +111,7 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
 
 
 def plain_name(name: str, what: str = "name") -> str:
-    """Return the name if it is a plain file name: 1 to 100 characters on one line, none of ``/ \\ :``, no dot or space
-    at the start.
-
-    Args:
-        name: the name to be checked.
-        what: the kind of thing that has the name, such as "picture", for the message.
-
-    Raises:
-        ConfigurationError: the name is not plain.
+    r"""Return the name if it is a plain file name.
 
     Example:
         >>> plain_name("most_harmful")
@@ -171,11 +129,7 @@ def plain_name(name: str, what: str = "name") -> str:
 
 
 class ReadOnlyArguments:
-    """Mixin that makes attributes read-only: those named in ``_read_only``, which a class sets at the end of its
-    constructor. It is for arguments that the constructor passes on, so that a later assignment would have no effect.
-
-    Raises:
-        ConfigurationError: a read-only attribute is assigned.
+    """Mixin that makes the attributes in ``_read_only`` read-only.
 
     Example:
         >>> class Loop(ReadOnlyArguments):

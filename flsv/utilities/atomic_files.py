@@ -47,7 +47,7 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a draft beside a file for this context to write the new content into; at the context's end, flush the draft
     to the disk and move it into the file's place.
 
@@ -56,6 +56,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     Args:
         path: the file, in a folder that exists.
+        private: whether only the file's owner may read and write it.
 
     Raises:
         Vanished: the folder is gone.
@@ -74,6 +75,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     draft = path.with_name(f".{path.name}.tmp")
     try:
         with draft.open("wb") as file:
+            if private:
+                os.chmod(draft, 0o600)  # before there is anything to read
             yield file
             file.flush()
             os.fsync(file.fileno())

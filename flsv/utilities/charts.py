@@ -6,13 +6,13 @@ error while drawing never stops a run, see :func:`drawing`.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pandas
 
 LONGEST = 24
 
@@ -123,22 +123,21 @@ def draw_bars(
         errors: ``[2, n]``, how far the whiskers reach below and above the values; NaN for no whiskers.
         of_seeds: whether the whiskers are from runs with several seeds (dark) or from a single run (pale).
     """
-    order, many = np.arange(len(values)), len(values) > MOST_LABELS
+    many = len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     colors = _name_ends(ax, values, labels) if many else {}
-    known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
-    clients = order[known]
-    bars: dict[str, Any] = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
+    known = np.flatnonzero(np.isfinite(values)).tolist()
+    bars: dict[str, Any] = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in known]}
     if errors is not None and not np.isnan(errors).all():
-        bars |= {"yerr": errors[:, clients], "ecolor": "0.2" if of_seeds else "0.65"}
+        bars |= {"yerr": errors[:, known], "ecolor": "0.2" if of_seeds else "0.65"}
         bars |= {"capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
-    ax.bar(known, values[clients], **bars)
+    ax.bar(known, values[known], **bars)
     ax.axhline(0, color="black", linewidth=0.8)
     if many:  # the top and bottom clients are named beside the axis
         ax.set_xticks([])
     else:
-        set_xticks(ax, range(len(order)), [labels[i] for i in order], max(map(len, labels), default=0) > 3)
-        for place in {*range(len(order))} - {*known.tolist()}:
+        set_xticks(ax, range(len(labels)), labels, max(map(len, labels), default=0) > 3)
+        for place in {*range(len(labels))} - {*known}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
     label_axes(ax, "client", unit, limits)
@@ -194,7 +193,6 @@ def draw_heatmap(
     columns: str = "class",
     unit: str = "",
     limits: Limits = None,
-    sort: bool = False,
 ) -> None:
     """Draw a heatmap with one row per client; if there are negative values, the colors are symmetric about 0.
 
@@ -206,26 +204,24 @@ def draw_heatmap(
         columns: title of the axis of the columns.
         unit: unit of the values.
         limits: lowest and highest value of the scale; None to follow the values.
-        sort: whether the clients are sorted by their mean value, largest first.
     """
     import matplotlib
 
     known = np.isfinite(values)
     means = np.where(known, values, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
-    order = _order(means, sort)
     low, high = limits or ((values[known].min(), values[known].max()) if known.any() else (0.0, 1.0))
     negative = low < 0
     high = max(-low, high) if negative else high or 1.0
     # Cells without a value let the hatching show through: white would mean 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
-    cells = np.where(known, values, np.nan)[order]
+    cells = np.where(known, values, np.nan)
     cmap = matplotlib.colormaps["RdBu" if negative else "Blues"]
     image = ax.imshow(
         cells, cmap=cmap, vmin=-high if negative else 0.0, vmax=high, aspect="auto", interpolation="nearest"
     )
     ax.figure.colorbar(image, ax=ax, label=unit)
-    _label_rows(ax, order, means, names)
+    _label_rows(ax, means, names)
     every = 1 + (len(titles) - 1) // MOST_TICKS
     set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
     ax.set_xlabel(label_text(columns))
@@ -251,12 +247,6 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
     return order[:each], order[::-1][:each]
 
 
-def _order(values: np.ndarray, sort: bool) -> np.ndarray:
-    """Return the numbers of the clients in the order of a heatmap's rows: ascending or, if ``sort``, by ``values``,
-    largest first and NaN last."""
-    return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
-
-
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
     """Return ``{client: style of its line}`` for the n clients' values in r rounds, ``rows [r, n]``. Up to
     :data:`MOST_COLOURS` clients get a color each; of more, only those with the highest and lowest last values do."""
@@ -265,7 +255,7 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
         return dict(zip(clients, looks))
     found: dict[int, dict[str, Any]] = {}
-    for group, color in zip(ends(_last(rows)), (TOP, BOTTOM)):
+    for group, color in zip(ends(pandas.DataFrame(rows).ffill().iloc[-1]), (TOP, BOTTOM)):
         for place, client in enumerate(group):
             markers = {"marker": "os^Dv"[place], "markersize": 4, "markevery": max(1, len(rows) // 8)}
             found[client] = {"color": color, "linestyle": _LINES[place % 3], "zorder": 2, **markers}
@@ -278,14 +268,6 @@ def _alone(line: np.ndarray) -> list[int]:
     that a drawn line would not show them."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
-
-
-def _last(rows: np.ndarray) -> np.ndarray:
-    """Return every client's last value that is not NaN, from ``rows [r, n]``, the values of n clients in r rounds."""
-    last = rows[0]
-    for row in rows[1:]:
-        last = np.where(np.isnan(row), last, row)
-    return last
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
@@ -306,21 +288,21 @@ def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: boo
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
 
 
-def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> None:
-    clients = len(order)
-    labels = [label_text(i if names is None else names[i]) for i in order]
+def _label_rows(ax: Any, means: np.ndarray, names: Names) -> None:
+    clients = len(means)
+    labels = [label_text(i if names is None else names[i]) for i in range(clients)]
     if clients <= MOST_LABELS:
         ax.set_yticks(range(clients), labels, fontsize=8 if clients > 20 else None)
         return
     top, bottom = ends(means)
     every = 1 + (clients - 1) // MOST_TICKS
-    marked = [place for place, i in enumerate(order) if i in (*top, *bottom)]
+    marked = [*top, *bottom]
     near = {place + step for place in marked for step in range(-every + 1, every)}
     shown = sorted({*marked, *(place for place in range(0, clients, every) if place not in near)})
     ax.set_yticks(shown, [labels[place] for place in shown], fontsize=7)
     for place, text in zip(shown, ax.get_yticklabels()):
         if place in marked:
-            text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
+            text.set(color=TOP if place in top else BOTTOM, fontweight="bold")
 
 
 def label_axes(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:

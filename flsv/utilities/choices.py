@@ -19,8 +19,6 @@ Which = Literal[
     "complements",
     "all",
 ]
-#: Which samples ``flsv compare`` tests models on, see :class:`flsv.cli.compare.OwnModels`.
-Tests = Literal["shared", "own"]
 #: Who trains in a round of a coalition if the run draws a cohort in each round: as many members as the run's cohort
 #: has, or all members.
 Participation = Literal["drawn", "all"]

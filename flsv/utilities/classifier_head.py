@@ -8,12 +8,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """Return the name of the classifier head: the given one, else that of timm's ``get_classifier()``, else that of the
-    last ``nn.Linear``. Return None if the module has none of these.
-
-    Raises:
-        ConfigurationError: no layer has the given name.
-    """
+    """Return the classifier head's name: the given one, timm's, or that of the last ``nn.Linear``."""
     if given is None:
         return _default_head(module)
     layers = dict(module.named_modules())

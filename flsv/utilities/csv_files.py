@@ -32,11 +32,11 @@ _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Encode rows as CSV in UTF-8, one line per row; texts are made safe for spreadsheets by :func:`as_text`.
+    r"""Encode rows as CSV in UTF-8, safe for spreadsheets.
 
     Example:
         >>> csv_text([("client", "value"), ("=1+1", -0.5)])
-        b"client,value\\n'=1+1,-0.5\\n"
+        b"client,value\n'=1+1,-0.5\n"
     """
     text = io.StringIO(newline="")
     lines = ([as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
@@ -45,14 +45,13 @@ def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows of cells to a CSV file, replacing an earlier file atomically."""
+    """Write rows to a CSV file, in place of an earlier one."""
     with replacing(path) as file:
         file.write(csv_text(rows))
 
 
 def save_table(path: Path, table: DataFrame) -> None:
-    """Write a data frame without its index to a CSV file, replacing an earlier file atomically; NaN becomes an empty
-    cell.
+    r"""Write a data frame without its index to a CSV file, in place of an earlier one.
 
     Example:
         >>> import tempfile
@@ -60,7 +59,7 @@ def save_table(path: Path, table: DataFrame) -> None:
         >>> path = Path(tempfile.mkdtemp(), "values.csv")
         >>> save_table(path, DataFrame({"client": [0, 1], "value": [0.5, NAN]}))
         >>> path.read_bytes()
-        b'client,value\\n0,0.5\\n1,\\n'
+        b'client,value\n0,0.5\n1,\n'
     """
     rows = table.itertuples(index=False, name=None)
     save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
@@ -68,10 +67,10 @@ def save_table(path: Path, table: DataFrame) -> None:
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    """Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it as a formula.
+    r"""Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it.
 
     Example:
-        >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\\nAnna")]
+        >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\nAnna")]
         ['Boston', "'@home", '-1', "''=1", 'St. Anna']
     """
     text = " ".join(cell.split())
@@ -79,18 +78,7 @@ def as_text(cell: str) -> str:
 
 
 def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, {column: value})`` for each row of a CSV file that :func:`csv_text` wrote. A last line that
-    a kill cut short is left out.
-
-    Args:
-        path: the file.
-        needed: ``{column: function}`` for the columns that the file must have; the function converts a cell's text to
-            its value. Cells of other columns stay text.
-        skip: the number of lines before the line of column names.
-
-    Raises:
-        ConfigurationError: a column is missing, or a cell cannot be read; the message names the file, the line and what
-            was expected.
+    """Yield ``(line number, {column: value})`` for each row of a CSV file.
 
     Example:
         >>> import tempfile
@@ -125,14 +113,14 @@ def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator
 
 
 def parse_int(cell: str) -> int:
-    """Parse a non-negative integer; raise ValueError for any other text."""
+    """Parse a non-negative integer."""
     if not (cell.isascii() and cell.isdigit() and len(cell) < 19):
         raise ValueError("a whole number from 0 on")
     return int(cell)
 
 
 def parse_float(cell: str) -> float:
-    """Parse a number; raise ValueError for other text. ``inf`` is accepted: an epsilon without noise is written so."""
+    """Parse a number."""
     value = float(cell) if _is_number(cell) else NAN
     if value != value:
         raise ValueError("a number")
@@ -140,7 +128,7 @@ def parse_float(cell: str) -> float:
 
 
 def number_or_nan(cell: str) -> float:
-    """Parse a number as :func:`parse_float` does; return NaN for an empty cell or ``nan``."""
+    """Parse a number, or NaN from an empty cell or ``nan``."""
     return NAN if cell in ("", "nan") else parse_float(cell)
 
 

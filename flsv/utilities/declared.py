@@ -48,16 +48,7 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(thing: _T) -> _T:
-    """Decorate a function, or a class for its constructor, so that arguments are checked by their annotations, then by
-    the class's :attr:`ValidatedArguments.rules`.
-
-    Arguments annotated as numbers (which must be finite), integers, ``bool`` or ``Literal`` are checked; text in
-    ``Annotated`` is added to the message. Numbers and arrays of NumPy and torch are converted to Python's numbers and
-    lists. An integer is a value that ``operator.index`` accepts, so not ``4.0``. Defaults are not checked. Do not
-    decorate LightningModules, whose hyper-parameters Lightning reads from the stack: call :func:`check_arguments`.
-
-    Raises:
-        ConfigurationError: at the call, if an argument is not allowed: ``Owner(argument=value): expected ...``.
+    """Decorate a function or a class so that arguments are checked by their annotations.
 
     Example:
         >>> @checked
@@ -98,8 +89,7 @@ def _checking(function: Any, rules: Rules) -> Any:
 
 
 class ValidatedArguments:
-    """Mixin that checks a constructor's arguments by their annotations, also in subclasses, and shows them in the
-    repr."""
+    """Mixin that checks a constructor's arguments by their annotations."""
 
     rules: ClassVar[Rules] = ()
 
@@ -109,7 +99,7 @@ class ValidatedArguments:
             checked(cls)
 
     def __repr__(self) -> str:
-        """Return the class's name with the arguments that differ from their defaults."""
+        """Show the arguments that differ from their defaults."""
         signature = inspect.signature(type(self))
         held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
         return f"{type(self).__name__}({_shown(signature, held)})"
@@ -122,7 +112,7 @@ def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
-    """Return ``{argument: default}`` of the arguments that have a name."""
+    """Return the defaults of the arguments that have a name."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
     return {p.name: p.default for p in parameters}
@@ -151,7 +141,7 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
 
 @functools.cache
 def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Return ``{argument: (annotation, default)}`` of the function's arguments whose annotations can be checked."""
+    """Return ``{argument: (annotation, default)}`` of the arguments that can be checked."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # another package's function, with names that only a type checker knows
@@ -161,7 +151,7 @@ def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, 
 
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """Return a value converted to Python's types if its annotation allows it; else raise ConfigurationError.
+    """Convert a value to Python's types if its annotation allows it.
 
     Example:
         >>> import numpy
@@ -181,7 +171,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """Convert a value by the first of ``choices`` that allows it, and return it; raise ValueError if none does."""
+    """Convert a value by the first of ``choices`` that allows it."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)
@@ -195,7 +185,7 @@ def _is_checked(hint: Any) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Return whether an annotation is ``list[int]``, ``Sequence[int]``, ``tuple[int, ...]`` or the like."""
+    """Return whether an annotation is ``list[int]`` or the like."""
     return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
 
 
@@ -223,7 +213,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 
 def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Return a function that returns its argument if ``holds(argument)``, else raises ValueError."""
+    """Return a function that returns its argument if ``holds`` is true of it."""
 
     def read(value: Any) -> Any:
         if not holds(value):
@@ -237,7 +227,7 @@ _int64 = _that(lambda value: abs(value) < 2**63)
 
 
 def _number(value: Any) -> Any:
-    """Return the value; raise TypeError if it is a truth value of Python, NumPy or torch."""
+    """Return the value unless it is a truth value."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise TypeError
     return value

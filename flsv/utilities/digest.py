@@ -11,17 +11,7 @@ from torch import Tensor
 
 
 def digest(value: Any) -> bytes:
-    """Compute the SHA-256 hash of a value: a number, text or tensor, or dictionaries, lists and tuples of these to any
-    depth.
-
-    Values that differ in any entry, name, type or shape have different hashes, since each part is hashed with its type
-    and length. The order of a dictionary's entries does not matter.
-
-    Args:
-        value: the value; parts of other types are hashed by their ``repr``.
-
-    Returns:
-        The hash, 32 bytes.
+    """Compute the SHA-256 hash of numbers, texts and tensors, nested to any depth.
 
     Example:
         >>> digest(["train", {"start": torch.zeros(2)}]) == digest(["train", {"start": torch.zeros(2)}])

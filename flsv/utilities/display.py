@@ -15,7 +15,7 @@ CLIENTS = "clients' "
 
 
 def display_path(path: Path) -> str:
-    """Return a path relative to the working folder if possible, quoted for a shell if needed.
+    """Return a path relative to the working folder if possible, quoted for a shell.
 
     Example:
         >>> display_path(Path("runs/my run"))
@@ -29,7 +29,7 @@ def display_path(path: Path) -> str:
 
 
 def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """Return a title and a table as HTML, for ``_repr_html_``; a long table shows only its first rows.
+    """Return a title and a table as HTML, shortened if long.
 
     Example:
         >>> html_table("a < b", ["client", "samples"], [["Boston", 3]])

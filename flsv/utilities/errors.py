@@ -48,6 +48,18 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
     )
 
 
+def check_lightning(*things: Any) -> None:
+    """Raise ConfigurationError for an object or class of the package ``pytorch_lightning``, the copy of ``lightning``
+    that flsv does not work with."""
+    for thing in things:
+        kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
+        if any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
+            raise ConfigurationError(
+                f"{kinds[0].__name__} is a class of the package pytorch_lightning, not of lightning. Everywhere, write "
+                "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`."
+            )
+
+
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
     """Return the first ``most`` values as text, separated by commas, with "..." if there are more.
 

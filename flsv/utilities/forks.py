@@ -27,10 +27,7 @@ TRIAL_S = 10
 
 
 def why_not_fork(device: torch.device | None = None) -> str | None:
-    """Return the reason why a fork of this process could not train, as the end of a message; None if it could.
-
-    Args:
-        device: the device to train on; None for the CPU.
+    """Return why a fork of this process could not train, or None.
 
     Example:
         >>> why_not_fork() is None or "process" in why_not_fork()
@@ -55,16 +52,11 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
 
 
 def has_accelerator() -> bool:
-    """Return whether torch finds an accelerator. After this call, forks of this process cannot use the accelerator."""
     return bool(getattr(torch, "accelerator", torch.cuda).is_available())  # torch 2.4 knows CUDA's only
 
 
 def _fork_differentiates() -> bool:
-    """Return whether a fork of this process can do a backward pass on the CPU, by trying it.
-
-    On a machine with an accelerator, a process's first backward pass, even one on the CPU, starts threads of torch's
-    autograd engine. From then on the engine refuses to work in forks of the process.
-    """
+    """Return whether a fork of this process can do a backward pass on the CPU."""
     child = quiet_fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -79,17 +71,13 @@ def _fork_differentiates() -> bool:
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use; under ``torchrun``, its share of them."""
+    """Return the number of processor cores that this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def quiet_fork() -> int:
-    """Fork this process and return, like ``os.fork``, the child's process id, or 0 in the child. The child writes no
-    output, ends when this process ends, and is alone in its process group.
-
-    The child starts with the state of this process, including global random generators and positions in open files, and
-    changes none of it. It must end by ``os._exit``."""
+    """Fork this process, and return the child's process id, or 0 in the child."""
     parent, drawn = os.getpid(), random.getstate()
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -118,12 +106,7 @@ def quiet_fork() -> int:
 
 
 def as_a_child(parent: int) -> None:
-    """Put this process into a process group of its own, make it end when its parent ends, and make SIGTERM and SIGINT
-    end it.
-
-    Args:
-        parent: the parent's process id.
-    """
+    """Make this process end when its parent ends, and at SIGTERM and SIGINT."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
     if _LIBC is not None:
         _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -134,8 +117,7 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_positions() -> None:
-    """Reopen all regular files that are open for reading. Until then a fork shares its position in a file with its
-    parent: if one reads, the other's position moves."""
+    """Reopen all regular files that are open for reading."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"

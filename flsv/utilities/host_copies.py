@@ -18,14 +18,6 @@ _KNOWN: Any = WeakIdKeyDictionary()
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copy small tensors to the host, all of them at once.
 
-    They cross as float64, which holds floating-point numbers, and integers up to 2^53, exactly.
-
-    Args:
-        tensors: tensors of any shapes and dtypes, on the CPU or on one other device.
-
-    Returns:
-        The tensors on the CPU, with their shapes and dtypes.
-
     Example:
         >>> to_host([torch.tensor([1, 2]), torch.tensor(0.5)])
         [tensor([1, 2]), tensor(0.5000)]
@@ -42,8 +34,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return copies of small tensors on the host, like :func:`to_host`, and remember their numbers, so that
-    :func:`on_host` needs no further copy. The tensors must not change afterwards."""
+    """Copy small tensors to the host, and remember their numbers for :func:`on_host`."""
     there = list(tensors)
     here = to_host(there)
     _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
@@ -51,7 +42,7 @@ def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Return k numbers as a tensor ``[k]`` on a device, and remember them, so that :func:`on_host` needs no copy."""
+    """Return numbers as a tensor ``[k]`` on a device, and remember them for :func:`on_host`."""
     here = torch.tensor(numbers)
     there = here.to(device)
     _KNOWN[there] = here.tolist()
@@ -59,8 +50,7 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``. They are copied from its device unless :func:`from_host` or
-    :func:`copied` has remembered them.
+    """Return the numbers in a tensor ``[k]``.
 
     Example:
         >>> on_host(from_host([3, 1], torch.device("cpu")))

@@ -33,11 +33,11 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    """A pair ``(figure, axis)`` that a notebook shows as a picture; a pyplot figure is not shown a second time.
+    r"""A pair ``(figure, axis)`` that a notebook shows as a picture; a pyplot figure is not shown a second time.
 
     Example:
         >>> Shown(waterfall([0.5]))._repr_png_()[:4]
-        b'\\x89PNG'
+        b'\x89PNG'
     """
 
     def _repr_png_(self) -> bytes | None:
@@ -112,17 +112,7 @@ def draw_steps(
     unit: str = "",
     less_is_better: bool = False,
 ) -> None:
-    """Draw a bar for the start, a floating bar for each value, and a bar for the end.
-
-    Args:
-        ax: a matplotlib axis.
-        values: ``[n]``, the height of each floating bar, negative for a fall.
-        names: the names of the n steps.
-        start: the height of the first bar.
-        end: the height of the last bar.
-        unit: unit of the heights.
-        less_is_better: whether negative values are gains and get the color of gains.
-    """
+    """Draw a bar for the start, a floating bar for each value, and a bar for the end."""
     levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
     low, high = min(*levels, end), max(*levels, end)
     # If all heights are far from 0, an axis from 0 would make the steps too thin to see.

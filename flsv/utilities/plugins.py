@@ -11,14 +11,7 @@ from typing import Any
 
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
-    """Return the classes that installed packages register in a group of entry points, in the order of the packages.
-
-    A class that cannot be imported, or is not a subclass of ``base``, is left out with a warning that names its
-    package: a package that a run does not need cannot stop the run.
-
-    Args:
-        group: the group's name, such as ``"flsv.metrics"``.
-        base: the class of which all must be subclasses.
+    """Return the classes that installed packages register in a group of entry points.
 
     Example:
         >>> installed("flsv.nobody_has_such")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Receiver of progress counts. Its methods may be called from any thread, but never two at the same time."""
+    """Receiver of progress counts."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` items are done."""
@@ -28,13 +28,13 @@ _work: list[tuple[str, int, int]] = []  # at most one: what, done, total
 
 
 def attach(listener: Listener) -> None:
-    """Report progress to this listener until it is detached; of several listeners, only to the one attached last."""
+    """Report progress to this listener, until it is detached, and to no earlier one."""
     with _lock:
         _listeners.append(listener)
 
 
 def detach(listener: Listener) -> None:
-    """Stop reporting to a listener; does nothing if it is not attached."""
+    """Stop reporting to a listener."""
     with _lock:
         if any(other is listener for other in _listeners):
             finish()
@@ -42,9 +42,7 @@ def detach(listener: Listener) -> None:
 
 
 def start(what: str, total: int) -> None:
-    """Begin work on at most ``total`` items called ``what``, and show that none is done.
-
-    The work may itself announce its items by :func:`add_total`; that changes the total only if it was too small.
+    """Begin work on at most ``total`` items called ``what``.
 
     Example:
         >>> class Print:
@@ -71,8 +69,7 @@ def start(what: str, total: int) -> None:
 
 
 def add_total(what: str, count: int) -> None:
-    """Announce ``count`` further items of the current work: raise the total to the number of items done plus ``count``
-    if it is less. If the current work is not called ``what``, begin new work on ``count`` items."""
+    """Announce ``count`` further items of the current work."""
     with _lock:
         if not _listeners:
             return
@@ -91,7 +88,7 @@ def advance(count: int = 1) -> None:
 
 
 def finish() -> None:
-    """End the current work; the listener stops showing its count."""
+    """End the current work."""
     with _lock:
         if _work:
             _work.clear()
@@ -101,7 +98,7 @@ def finish() -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Report no progress within this context, because the work is too small to be shown, such as a trial run.
+    """Report no progress within this context.
 
     Example:
         >>> with muted():

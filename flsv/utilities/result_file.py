@@ -18,23 +18,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class ResultFile:
-    """A CSV file of results to which rows are appended.
-
-    Args:
-        path: the file; its folder is created with the first row.
-        columns: ``{column: function that converts a cell's text to its value}``.
-        settings: the settings of the experiment to which all rows belong, ``{name: value}``; None if the file has no
-            line of settings.
-        key: the number of leading columns that identify a result of several rows; 0 if every row is a result. If a kill
-            has cut the last row short, all rows of its result are dropped.
-        anew: whether to replace a file with other settings instead of raising an error.
-
-    Attributes:
-        rows: the rows that the file holds already, as mappings by column.
-
-    Raises:
-        ConfigurationError: the file holds results of other settings, which the message names, or is not a file of
-            results.
+    """CSV file of results to which rows are appended.
 
     Example:
         >>> import tempfile
@@ -83,7 +67,7 @@ class ResultFile:
             self._drop_last(lines, heads, list(columns)[:key])
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Append rows, each with its cells in the order of the columns: all of the rows or none."""
+        """Append all of the rows or none."""
         if self._begun:
             append(self.path, csv_text(rows))
         else:
@@ -98,8 +82,7 @@ class ResultFile:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """Return, for a message, the settings in which this experiment differs from the file's, whose first line is
-        ``first``."""
+        """Name the settings that differ from the file's, for a message."""
         if self._settings is None:
             return []
         try:
@@ -110,7 +93,7 @@ class ResultFile:
         return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
-        """Drop the last result, which a kill may have cut short, from the rows and the file."""
+        """Drop the last result, which a kill may have cut short."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
         kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
         self.rows = [self.rows[place] for place in kept]
@@ -120,10 +103,7 @@ class ResultFile:
 
 
 def read_members(cell: str) -> tuple[int, ...]:
-    """Parse the text of a coalition: its members in ascending order, such as ``0+2``, or ``-`` for the empty coalition.
-
-    Raises:
-        ValueError: the text is not a coalition.
+    """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one.
 
     Example:
         >>> read_members("0+2"), read_members("-"), members_text((0, 2))

@@ -19,17 +19,12 @@ from torch import Tensor
 
 
 def seed_or_default(seed: int | None) -> int:
-    """Return ``seed``; if it is None, return the seed of Lightning's ``seed_everything``, or 0 if that was not
-    called."""
+    """Return ``seed``, by default that of Lightning's ``seed_everything``, or 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
-    """Derive a 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
-
-    Args:
-        seed: any integer, see :func:`seed_or_default`.
-        path: the purpose of the stream, such as ``("shuffle", round_index, client_id)``.
+    """Derive a 63-bit seed for the stream named by ``path``, independent of all others.
 
     Example:
         >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 1)
@@ -44,7 +39,7 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """Return a CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
+    """Return a CPU generator at the start of the stream named by ``path``, see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
@@ -54,7 +49,7 @@ def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torc
 
 
 def seed_global_rngs(seed: int, *path: int | str) -> None:
-    """Set Python's, NumPy's and torch's global generators to the start of the stream named by ``path``."""
+    """Set the global generators to the start of the stream named by ``path``."""
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
@@ -67,13 +62,13 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
 
 
 def global_rngs() -> tuple[Any, ...]:
-    """Return the states of Python's, NumPy's and torch's global generators, for :func:`restore_global_rngs`."""
+    """Return the states of Python's, NumPy's and torch's global generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002
 
 
 def restore_global_rngs(states: tuple[Any, ...]) -> None:
-    """Set the global generators to the states that :func:`global_rngs` returned, in this process or another."""
+    """Set the global generators to states that :func:`global_rngs` returned."""
     python, legacy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(legacy)  # noqa: NPY002
@@ -83,12 +78,12 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return the states of torch's CPU generator and of this device's generator, for :func:`restore_torch_rngs`."""
+    """Return the states of torch's generators on the CPU and on this device."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    """Set torch's generators to the states that :func:`torch_rngs` returned for the same device."""
+    """Set torch's generators to states that :func:`torch_rngs` returned."""
     torch.set_rng_state(states[0])
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], device)
@@ -96,8 +91,7 @@ def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.devic
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
-    """Set Python's, NumPy's and torch's global generators to the start of the stream named by ``path`` within this
-    context; afterwards restore their former states.
+    """Seed the global generators within this context, and restore their states afterwards.
 
     Example:
         >>> before = torch.get_rng_state()

@@ -36,20 +36,13 @@ _answer_to: int | None = None
 
 
 class ChildFailed(RuntimeError):
-    """Error: a child process has ended without an answer; the message gives the reason.
-
-    Attributes:
-        killed: whether a signal has ended the child, so that a second attempt at its task may succeed.
-    """
+    """Error: a child process has ended without an answer."""
 
     killed = False
 
 
 class GoOn(BaseException):
-    """Exception with which a task leaves :func:`supervise` in its forked child.
-
-    The caller of :func:`supervise` catches it. From there the child goes on with its own copy of the program, until it
-    calls :func:`answer` or :func:`fail`."""
+    """Exception with which a task leaves :func:`supervise` in its forked child."""
 
 
 def supervise(
@@ -59,19 +52,6 @@ def supervise(
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks in child processes, and yield each task's name and answer when it ends.
-
-    Args:
-        tasks: pairs of a name and a task: a function, whose return value is the answer, or a command, whose process
-            calls :func:`answer`.
-        jobs: the number of children that run at once.
-        limit_s: the seconds after which a child is killed; None for no limit.
-        progress: a function that is called with the number of ended tasks, after each of them.
-
-    Yields:
-        A task's name, and its answer, or a :class:`ChildFailed` error.
-
-    Raises:
-        SystemExit: this process has received SIGTERM; all children are killed.
 
     Example:
         >>> dict(supervise([("one", lambda: 1), ("two", lambda: 2)], jobs=2))
@@ -105,35 +85,18 @@ def supervise(
 
 
 def answer(value: Any) -> NoReturn:
-    """Send this process's answer to its supervisor, and end the process without running anything else.
-
-    Args:
-        value: the answer, of any size; it must be possible to pickle it.
-
-    Raises:
-        RuntimeError: no supervisor has started this process.
-    """
+    """Send this process's answer to its supervisor, and end the process."""
     _send((True, value))
 
 
 def fail(reason: str) -> NoReturn:
-    """Report to this process's supervisor that its task has failed, and end the process without running anything else.
-
-    Args:
-        reason: the reason, for the message of :class:`ChildFailed`.
-
-    Raises:
-        RuntimeError: no supervisor has started this process.
-    """
+    """Report to this process's supervisor that its task has failed, and end the process."""
     _send((False, reason))
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[Callable[[], None]]:
-    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
-
-    Yield a function to call between steps: it raises the exception again if a SIGTERM or Ctrl-C has come before, since
-    Python loses an exception that is raised while it forks."""
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
@@ -192,7 +155,7 @@ class _Child:
         os.close(write)
 
     def ended(self) -> bool:
-        """Read what the child has sent, kill it if its time is over, and return whether it has ended."""
+        """Read what the child has sent, and return whether it has ended."""
         self._read()
         if self._until is not None and time.monotonic() > self._until and self._poll() is None:
             self._late = True
@@ -221,7 +184,7 @@ class _Child:
                 self._output.close()
 
     def kill(self) -> None:
-        """Kill the child and the processes that it has started, and wait until it has ended."""
+        """Kill the child and the processes that it has started."""
         self._end()
         while self._poll() is None:
             time.sleep(0.01)
@@ -238,7 +201,7 @@ class _Child:
                 self._data += part
 
     def _poll(self) -> int | None:
-        """Return the child's exit status, negative if a signal has ended it; None if the child still runs."""
+        """Return the child's exit status, None if it still runs."""
         if self._status is None:
             if self._process is not None:
                 self._status = self._process.poll()
@@ -252,7 +215,7 @@ class _Child:
         return self._status
 
     def _last_words(self) -> str:
-        """Describe how the child ended: its signal or exit status, and the last line of its output, if there is one."""
+        """Describe how the child ended."""
         status = self._status or 0
         said = ""
         if self._output is not None:
@@ -266,8 +229,7 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or its failure through the pipe ``write``, and end the process. If the
-    task raises :class:`GoOn`, raise it instead."""
+    """Run a task in this fork, send its answer or its failure, and end the process."""
     global _answer_to
     _answer_to = write
     try:

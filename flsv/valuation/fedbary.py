@@ -243,15 +243,7 @@ class FedBary(ValidatedArguments):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Compute the target's points ``[m', d']`` from the server's samples.
-
-        Args:
-            features: the samples' features ``[m, d]``; m' samples have finite features.
-            y: the samples' classes ``[m]``.
-
-        Returns:
-            The points, each with features and label coordinates, of the m' samples; and the number d of features.
-        """
+        """Compute the target's points ``[m', d']`` from the server's samples."""
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
         if not whole.any():
@@ -272,17 +264,7 @@ class FedBary(ValidatedArguments):
                 )
 
     def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
-        """Compute the clients' Wasserstein barycenter, which is the target if the server has no samples.
-
-        Args:
-            there: the clients with finite samples, and their first answers.
-            key: key of this valuation in the clients' memory.
-            seed: seed of the start points.
-            support: S, the number of the barycenter's points.
-
-        Returns:
-            The points ``[S, d']``, where d' counts features and label coordinates.
-        """
+        """Compute the clients' barycenter, the target if the server has no samples."""
         found = wasserstein_barycenter(
             [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
             support=support,
@@ -296,19 +278,7 @@ class FedBary(ValidatedArguments):
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
-        """Run the server's side of one client's valuation.
-
-        Args:
-            client: the client to value.
-            target: points of the target, with which the client's samples are compared.
-            key: key of this valuation in the clients' memory.
-            seed: seed of the valuation.
-            judge: whether the client also values its samples.
-            support: number of support points.
-
-        Returns:
-            The client's distance from the target; and the summary of its samples' values, or None without ``judge``.
-        """
+        """Run the server's side of one client's valuation."""
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
@@ -329,7 +299,7 @@ class FedBary(ValidatedArguments):
 
 @dataclass(frozen=True)
 class _BarycenterClient:
-    """Adapter of a client for :func:`flsv.functional.wasserstein_barycenter`, which needs ``dim`` and ``answer``."""
+    """Adapter of a client for :func:`flsv.functional.wasserstein_barycenter`."""
 
     client: Client
     key: object

@@ -26,15 +26,7 @@ MOST_PANELS = 24
 
 
 def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw a panel for each of the first 24 clients of a valuation: the histogram of its samples' calibrated gradients.
-
-    A panel's title has the client's name and its share of flagged samples. The panel of a client whose samples were not
-    valued has a title and no histogram.
-
-    Args:
-        found: the valuation, of at least one client.
-        names: the clients' names, in the order of ``found.clients``; None: they are numbered.
-    """
+    """Draw each client's histogram of its samples' calibrated gradients."""
     from matplotlib.figure import Figure
 
     shown = min(len(found.clients), MOST_PANELS)
@@ -56,12 +48,7 @@ def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figur
 
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw two bar charts side by side, of the clients' distances and of their contribution shares.
-
-    Args:
-        found: the valuation; a client whose distance is NaN has no bar.
-        names: the names of all clients of the federation, by their ids; None: the ids are shown.
-    """
+    """Draw bar charts of the clients' distances and contribution shares."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
@@ -98,14 +85,7 @@ def keep_pictures(local: LocalData, count: int) -> None:
 
 
 def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
-    """Draw images in a grid, each with its label and calibrated gradient above it, in red if the image is flagged.
-
-    Args:
-        images: ``[k, C, H, W]``, with 1 or 3 channels; their values are scaled together to the range of colors.
-        labels: the k classes.
-        gradients: the k calibrated gradients.
-        flagged: for each image, whether it is flagged.
-    """
+    """Draw images in a grid, titled with label and gradient, in red where flagged."""
     from matplotlib.figure import Figure
     from torchvision.utils import make_grid
 

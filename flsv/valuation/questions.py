@@ -37,8 +37,7 @@ Rule = Literal["outlier", "positive"]
 
 @dataclass(frozen=True)
 class Labels:
-    """Options of a point's label coordinates: ``covariance`` and, here called ``weight``, ``label_weight`` of
-    :func:`flsv.functional.label_embedding`."""
+    """Options of a point's label coordinates."""
 
     covariance: Covariance
     weight: float
@@ -46,8 +45,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Judging:
-    """Options with which clients value their samples; see the arguments of the same names of
-    :class:`flsv.valuation.FedBary`."""
+    """Options with which clients value their samples."""
 
     blur: float
     scaling: float
@@ -59,14 +57,7 @@ class Judging:
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """Four numbers that a client sends at the start of a valuation.
-
-    Args:
-        samples: number of training samples that take part.
-        broken: number of training samples that do not take part, because they or their features are not finite.
-        features: d, the number of features of a sample; 0 for a client without finite samples.
-        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 as for ``features``.
-    """
+    """Four numbers that a client sends at the start of a valuation."""
 
     samples: int
     broken: int
@@ -107,16 +98,7 @@ class SampleValues:
 
 @dataclass(frozen=True)
 class _ClientState:
-    """State of a client during a valuation; tensors are on the CPU.
-
-    Args:
-        x: ``[m, d]``, features of the client's m finite samples.
-        y: ``[m]``, classes of the finite samples.
-        whole: bool, one entry per sample of the client, True if the sample is finite.
-        statistics: mean and covariance of each class.
-        role: the client's side of the protocol, which answers the server's points.
-        device: device on which features were computed, and on which samples are valued.
-    """
+    """State of a client during a valuation, on the CPU."""
 
     x: Tensor
     y: Tensor
@@ -127,16 +109,7 @@ class _ClientState:
 
 
 def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
-    """Compute points by appending label coordinates to the features of samples.
-
-    Args:
-        x: features ``[m, d]``.
-        y: classes ``[m]``.
-        labels: options of the label coordinates; with weight 0 none are appended.
-
-    Returns:
-        The points ``[m, d']``, and the statistics of the classes.
-    """
+    """Append label coordinates to the features of samples."""
     statistics = class_statistics(x, y, covariance=labels.covariance)
     if labels.weight == 0:
         return x, statistics
@@ -147,20 +120,7 @@ def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassSta
 def enter(
     local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float, allow_reconstruction: bool = False
 ) -> FirstAnswer:
-    """Prepare a client for a valuation: compute the features of its training samples and store them in its memory.
-
-    Args:
-        local: the client's data.
-        key: key under which the client stores the state of this valuation in its memory.
-        embed: computes the features ``[m, d]`` of samples ``[m, ...]``, called as ``embed(local, samples)``.
-        labels: options of the label term.
-        t: position of the interpolants between the client's samples (0) and the server's points (1).
-        p: exponent of the Wasserstein distance.
-        allow_reconstruction: whether to answer so many points that the server could reconstruct samples.
-
-    Returns:
-        The numbers of the client's samples and features. Without finite samples nothing is stored under ``key``.
-    """
+    """Compute the features of a client's samples, and store them in its memory."""
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
     x, y = local.samples()
@@ -181,31 +141,12 @@ def enter(
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the points ``[S, d']`` that interpolate between the client's samples and the server's points, and the
-    Wasserstein distance between the samples and the server's points.
-
-    Args:
-        local: the client's data.
-        key: key of this valuation in the client's memory, see :func:`enter`.
-        gamma: the server's points ``[S, d']``.
-    """
+    """Compute the points between samples and target, and their distance, at the client."""
     return local.memory[key].role.answer(gamma)
 
 
 def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judging, seed: int) -> Verdict:
-    """Value the client's samples against the server's points, store the values at the client and return their summary.
-
-    Samples are valued in random subsets of at most ``how.chunk`` samples, because the costs form a matrix of samples by
-    samples.
-
-    Args:
-        local: the client's data.
-        key: key of this valuation in the client's memory, see :func:`enter`.
-        points: points ``[S, d']`` from the server, between the client's samples and the target.
-        labels: options of the label term.
-        how: options of the valuation of samples.
-        seed: seed of the random subsets.
-    """
+    """Value the client's samples, store the values there, and return their summary."""
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
@@ -240,18 +181,7 @@ NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
-    """Return a text for each of the client's n samples with the reason for its value, in the order of
-    ``local.samples()``.
-
-    A sample that is not finite gets the text ``NOT_FINITE``.
-
-    Args:
-        values: calibrated gradients ``[m]`` of the m finite samples.
-        whole: bool ``[n]``, one entry per sample of the client, True for its m finite samples.
-        y: classes ``[m]`` of the finite samples, if each was compared with its class; None: each was compared with all
-            of the client's samples.
-        rule: name of the rule by which samples are flagged, ``"outlier"`` or ``"positive"``.
-    """
+    """Return a text with the reason for the value of each sample."""
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
     texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
@@ -263,16 +193,7 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Calibrate gradients within each class: subtract from each the mean gradient of the other samples of its class.
-
-    This is equation 11 of FedBary (CVPR 2024) with a sum over the sample's class instead of over all samples. The
-    result for a sample is the rate at which the distance grows if the sample gets more weight and the other samples of
-    its class get less. The results sum to 0 in each class. (Without this, a gradient also depends on how often the
-    sample's class occurs at the client and in the target, which hides wrong labels.)
-
-    Args:
-        gradients: ``[m]``, potentials or gradients, up to a constant in each class.
-        y: ``[m]``, the samples' classes.
+    """Subtract from each gradient the mean of the others of its class.
 
     Example:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
@@ -291,7 +212,7 @@ def sample_values(local: LocalData) -> SampleValues:
 
 
 def leave(local: LocalData, key: Any) -> None:
-    """Delete the state, with the samples' features, that the client stored under ``key`` for a valuation."""
+    """Delete the state that the client stored under ``key``."""
     local.memory.pop(key, None)
 
 
@@ -334,36 +255,13 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Compute by how many deviations s each gradient is above its center c, with c and s as in the rule ``"outlier"``
-    of :func:`flag_samples`.
-
-    The rule flags a sample if the result is above 4.5 and the gradient above 0.
-
-    Args:
-        gradients: ``[m]``, finite numbers.
-        y: ``[m]``, the samples' classes, for one center per class; None: one center for all samples.
-
-    Returns:
-        ``[m]``, (gradient - c) / s, negative below the center. If s is 0, it is 0 at the center and infinite elsewhere.
-
-    Example:
-        >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
-        tensor([-0.7000,  0.7000,  0.0000,  2.7000, 14.2000])
-    """
+    """Compute by how many deviations each gradient is above its center."""
     above, deviation = _above_center(gradients, y)
     return torch.where(above == 0, above, above / deviation)
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient minus its center, ``[m]``, and the deviation, ``[]``, see :func:`flag_samples`.
-
-    For normal gradients the deviation is about their standard deviation. Harmful samples, which are above the center,
-    hardly change it.
-
-    Args:
-        gradients: ``[m]``, finite numbers.
-        y: ``[m]``, the samples' classes, for one center per class; None: one center for all samples.
-    """
+    """Compute each gradient minus its center ``[m]``, and the deviation ``[]``."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
@@ -372,7 +270,7 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _center(values: Tensor) -> Tensor:
-    """Compute the median of the values in the shortest interval that contains half of the values."""
+    """Compute the median of the shortest interval that contains half of the values."""
     ordered = values.sort().values
     half = len(ordered) // 2 + 1
     first = int((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).argmin())

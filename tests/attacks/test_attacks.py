@@ -1,5 +1,6 @@
 """Attacks by their numbers, to whom they are applied, from which randomness; in federations: tests/replay."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
 def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, round_index=0):
     context = UploadContext(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
     for position, attack in enumerate(attacks):
-        update = attack.apply(update, context.at(position))
+        update = attack.apply(update, replace(context, position=position))
     return update
 
 

@@ -19,7 +19,7 @@ def test_federations_of_digits_need_no_data_root(name: str, monkeypatch: pytest.
     each = federation(name)
     assert each.available
     data = each.datamodule()
-    assert data.num_clients == 6 or each.circles
+    assert data.num_clients == 6
     for kind, bad in each.badness().items():
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):

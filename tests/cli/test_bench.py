@@ -95,26 +95,6 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     assert 0 <= found["auroc label_noise"]["cgsv"] <= 1
 
 
-@pytest.mark.slow
-def test_bench_writes_federations_of_many_clients_into_separate_tables(
-    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = yaml.safe_load(Path(mine).read_text())
-    said["data"]["partitioner"] = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
-    many = tmp_path / "many.yaml"
-    many.write_text(yaml.safe_dump({**said, "circles": 1}))
-    out = tmp_path / "out"
-    asked = ["bench", "--metric", "size", "--seeds", "1", "--truth-seeds", "2", "--out", str(out)]
-    assert main([*asked, "--federations", mine, str(many)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "mine: training all of its coalitions, 2 times." in text
-    assert "many: training coalitions along 1 circles of clients, 2 times." in text
-    assert "1 federation of many clients" in text
-    for suffix, name in (("", "mine"), ("_many", "many")):
-        assert pandas.read_csv(out / f"federations{suffix}.csv", index_col="federation").index.tolist() == [name]
-    assert (out / "costs_many.csv").is_file()
-
-
 def test_bench_quick_runs_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[set[str]] = []
 

@@ -76,13 +76,13 @@ def test_ckpt_path_last_without_a_checkpoint_is_an_error(
     assert not list(folder.rglob("*"))
 
 
-def test_ckpt_path_last_ignores_runs_of_flsv_compare_below_the_root_folder(
+def test_ckpt_path_last_ignores_runs_of_flsv_repeat_below_the_root_folder(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of flsv compare, whose folders lie below."""
+    """As those of flsv repeat, whose folders lie below."""
     (checkpoint,) = trained.rglob("last.ckpt")
     mine = tmp_path / "runs/lightning_logs/version_0/checkpoints/last.ckpt"
-    other = tmp_path / "runs/compare/shapfed/lightning_logs/version_0/checkpoints/last.ckpt"
+    other = tmp_path / "runs/repeat/seed_1/lightning_logs/version_0/checkpoints/last.ckpt"
     for path in (mine, other):
         path.parent.mkdir(parents=True)
         path.write_bytes(checkpoint.read_bytes())

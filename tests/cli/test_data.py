@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,21 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
     assert described.loc[("age", "Lyon"), "mean"] == pytest.approx(ages.mean())
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
+
+
+def test_data_tables_are_no_formulas_and_no_module_beside_a_table_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [("=1+1", "clinic", "ill"), *((place, f"{'=@'[place % 2]}A1", "ny"[place % 2]) for place in range(40))]
+    Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
+    Path("visits.py").write_text("open('it ran', 'w')\n")
+    options = [f"--data.{each}" for each in ("source=visits.csv", "labels=ill", "groups=clinic", "files.root=.")]
+    assert main(["data", *options, "--out=cards"]) == 0
+    Path("pair.yaml").write_text("data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n")
+    assert main(["data", "pair.yaml"]) == 0
+    assert not Path("it ran").exists()
+    for path in Path("cards").iterdir():
+        assert not re.search(r"(^|,)[=@]", path.read_text(), re.M), path.read_text()
+    assert "'=A1" in Path("cards/samples.csv").read_text()
 
 
 def test_data_notes_name_a_class_that_a_client_lacks(clinics):

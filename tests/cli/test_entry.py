@@ -25,7 +25,7 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
     assert [name for name in ("fit", "validate", "test", "predict", *OWN) if f"\n    {name} " not in text] == []
 
 
-@pytest.mark.parametrize("given", [["compare", "--config", "fedavg"], ["repeat", "2"], ["predict"]])
+@pytest.mark.parametrize("given", [["repeat", "2"], ["predict"]])
 def test_commands_that_torchrun_would_run_twice_are_refused(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +144,6 @@ def test_folder_loss_seen_by_tensorboards_thread_ends_with_a_one_line_error(
 WRITING = {
     "fit": "--config digits --trainer.default_root_dir={}",
     "repeat": "2 --config digits --out {}",
-    "compare": "--config digits --out {}",
     "bench": "--metric size --federations digits_sizes --out {}",
     "value": "--config digits --out {}",
     "retrain": "{}",
@@ -162,7 +161,7 @@ def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys
     )
 
 
-@pytest.mark.parametrize("name", ["repeat", "compare", "bench", "retrain"])
+@pytest.mark.parametrize("name", ["repeat", "bench", "retrain"])
 def test_command_in_a_folder_that_another_run_has_locked_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -370,13 +370,30 @@ def test_run_with_client_judges_is_retrained_with_client_judges(
         retrain(run, seeds=1, judges="server")
 
 
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("hostile",)
+
+
+def test_nothing_in_a_runs_checkpoint_is_executed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "run")
+    path = Path("run/checkpoints/last.ckpt")
+    torch.save({**torch.load(path, weights_only=True), "hyper_parameters": Hostile()}, path)
+    assert main(["retrain", "run", "--seeds", "1", "--trainings", "singles"]) == 0
+    assert "last.ckpt holds objects that may run code" in printed(capsys)
+    assert not Path("hostile").exists()
+
+
 def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = tmp_path / "run"
     shutil.copytree(run, changed)
     path = changed / "checkpoints" / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=False)
+    checkpoint = torch.load(path, weights_only=True)
     name, weight = next(iter(checkpoint["state_dict"].items()))
     checkpoint["state_dict"][name] = weight + 0.01
     torch.save(checkpoint, path)

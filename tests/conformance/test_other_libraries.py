@@ -17,7 +17,6 @@ from flsv.functional import (
     exact_shapley,
     knn_shapley,
     permutation_shapley,
-    regression_shapley,
     stratified_shapley,
 )
 
@@ -74,7 +73,6 @@ BUDGET = 80
 #: Ours, and shapiq's approximator of the same kind.
 PAIRS: dict[str, tuple[Callable[..., Any], str]] = {
     "permutations": (permutation_shapley, "PermutationSamplingSV"),
-    "regression": (regression_shapley, "KernelSHAP"),
     "strata": (stratified_shapley, "StratifiedSamplingSV"),
 }
 

@@ -8,12 +8,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
+from own_models import OwnModels
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
-from flsv.cli.compare import OwnModels
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy

@@ -230,6 +230,8 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
     for place, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    table = f"{tmp_path}/Boston.csv"
+    assert parse(source=table, labels="ill").source == table  # not its text
     data = parse(clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill")
     data.setup("fit")
     assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))

@@ -208,20 +208,10 @@ def test_valuation_on_the_device_equals_the_cpus(features: Any) -> None:
     assert torch.equal(there.flagged.cpu(), here.flagged)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_privacy_noise_on_the_device_follows_from_the_seed(on_device: bool) -> None:
-    """Is the CPU's, or drawn there, from the same seed each time."""
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, noise_on_device=on_device)
-    update = torch.zeros(20_000)
-    here = privacy.apply(update, UploadContext(1, 3, 20_000, 4))
-    first, again, other = (
-        privacy.apply(update.to(DEVICE), UploadContext(seed, 3, 20_000, 4)).cpu() for seed in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert first.std().item() == pytest.approx(2.0, rel=0.03)
-    if not on_device:
-        torch.testing.assert_close(first, here)
+def test_privacy_noise_on_the_device_is_the_cpus() -> None:
+    privacy, update = GaussianPrivacy(clip=1.0, noise_multiplier=2.0), torch.zeros(20_000)
+    here, there = (privacy.apply(each, UploadContext(1, 3, 20_000, 4)).cpu() for each in (update, update.to(DEVICE)))
+    torch.testing.assert_close(there, here)
 
 
 # ---- processes that are not forked

@@ -56,7 +56,7 @@ def test_paths_named_in_pages_exist() -> None:
     rooms = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
     broken, count = [], 0
     for page in {*pages} - {ROOT / "CHANGELOG.md"}:
-        text = re.sub(r"version\s1\.\d\.\d\w*'s\s`[^`]*`", "", page.read_text())
+        text = re.sub(r"[Vv]ersion\s1\.\d\.\d\w*'s\s`[^`]*`", "", page.read_text())
         named = re.findall(rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)", text)
         count += len(named)
         found = [path for path in named if not [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]]
@@ -69,7 +69,7 @@ def test_paths_named_in_pages_exist() -> None:
 
 def test_house_page_lists_the_layers_of_the_import_contract() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
-    table = (ROOT / "docs/explanation/house.md").read_text().split("## Rooms and floors")[1].split("\n## ")[0]
+    table = (ROOT / "docs/explanation/house.md").read_text().split("## Packages")[1].split("\n## ")[0]
     rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
     assert rows == [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
 
@@ -78,7 +78,8 @@ def test_files_linked_from_pages_exist() -> None:
     made = {*docs_site.generated_pages(), *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS)}
     made = {(ROOT / "docs" / page).as_posix() for page in made}
     broken = []
-    for page in [*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
+    for page in sorted(pages - {ROOT / "CHANGELOG.md"}):  # sections of released versions stay as they were
         for target in re.findall(r"\]\(((?!\w+:|#)[^)\s#]+)", page.read_text()):
             path = (page.parent / target).resolve()
             if not path.exists() and path.as_posix() not in made:

@@ -1,6 +1,5 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
-import json
 import re
 import signal
 import warnings
@@ -19,8 +18,6 @@ from flsv.cli.entry import main
 from flsv.core.artifacts import keep_artifact
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, LeaveOneOut
-from flsv.report import open_run
-from flsv.report.facts import caveats_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
@@ -212,7 +209,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
     most, least = int(values.argmax()), int(values.argmin())
     assert f"By sv, client {most} contributed most, client {least} least." in said
-    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %\.", said)
+    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ % \(", said)
     assert "Not suitable as a basis for payment" in said
     assert "other seeds give other values" in said
     lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
@@ -250,18 +247,6 @@ def test_fit_without_metrics_announces_no_contributions(tmp_path: Path, capsys: 
     assert "No contribution was measured" in said
     assert main(["fit", "-q"]) == 2
     assert "--config quickstart" in capsys.readouterr().err
-
-
-def test_values_that_distinguish_no_clients_are_reported_as_inconclusive(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metric = CumulativeShapley(performance="accuracy", estimator="permutation", estimator_args={"budget": 30})
-    fit(FederatedLoop(metrics={"sv": metric}, seed=1), tmp_path, data=toy_data((4,) * 8, server_val=0.2), rounds=2)
-    told = json.loads((tmp_path / "run.json").read_text())["undecided"]["sv"]
-    assert told["needed"] >= told["evaluations"] == int(metric.evaluations)  # type: ignore[arg-type]
-    line = f"sv: with {told['evaluations']:,} evaluations, no two clients differ clearly; about "
-    assert line in capsys.readouterr().out
-    assert any(text.startswith(line) and text.endswith(".") for text in caveats_of(open_run(tmp_path)))
 
 
 class Notes(ClientAlgorithm):

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from flsv import ClientEvaluation, filters
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
 from flsv.core import ClientUpdate, Round
@@ -256,12 +256,6 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
 def test_filters_with_wrong_arguments_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
-
-
-def test_filter_names_of_version_1_0_give_the_new_objects() -> None:
-    warned = cohort(torch.ones(2)).say("a", "b")
-    assert warned.said == warned.warnings == ("a", "b")
-    assert filters.with_guard is filters.with_finite_check
 
 
 def test_multi_krum_keeps_the_update_closest_to_the_others() -> None:

@@ -69,7 +69,7 @@ def by_hand(model: Plain, given: FederatedDataModule) -> float:
 def test_values_by_client_judges_equal_those_on_all_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
-        "shadow": ShadowShapley(judges="clients"),
+        "shadow": ShadowShapley(coalitions="all", judges="clients"),
         "class": CoalitionValue(per_class=True, judges="clients"),
     }
     found, given, model = loop(metrics), data(), module()
@@ -83,7 +83,7 @@ def test_values_by_client_judges_equal_those_on_all_held_out_samples(tmp_path: P
     assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(start + gain, abs=1e-6)
     assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
     # The same values by fits of the coalitions after the run, and by flsv.retrain.
-    later = loop({"shadow": ShadowShapley(judges="clients")})
+    later = loop({"shadow": ShadowShapley(coalitions="all", judges="clients")})
     fit(later, tmp_path / "later", module(Logging), data(), rounds=2)
     torch.testing.assert_close(later.contributions["shadow"], found.contributions["shadow"], rtol=0, atol=1e-6)
     trainer = trainer_for(loop({}), tmp_path, 2)
@@ -161,18 +161,19 @@ def test_judge_whose_answers_differ_from_all_others_is_recorded_as_an_event(
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
-    found, given, model = loop({"shadow": ShadowShapley(judges="clients")}), given_and_set_up(data()), module()
+    metrics = {"sv": PartialFederatedShapley(judges="clients")}
+    found, given, model = loop(metrics, aggregator=FedAvg("uniform")), given_and_set_up(data()), module()
     start = by_hand(model, given)
-    fit(found, tmp_path, model, given, rounds=2)
+    fit(found, tmp_path, model, given, rounds=1)
     assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
     # What the liar says is of classes that others judge.
-    assert float(found.contributions["shadow"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
+    assert float(found.contributions["sv"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
     ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
-    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] have judges=\"clients\", who tell"),
+    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] need what clients tell beside their updates"),
 ]
 
 

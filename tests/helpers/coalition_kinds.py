@@ -224,13 +224,8 @@ class Annealed(Module):
 
 @dataclass
 class Kind:
-    """A module, how its clients train by hand, and what else the fit has.
+    """A module, how its clients train by hand, and what else the fit has."""
 
-    Args:
-        way: how its coalitions are trained, ``"rows"`` or ``"fits"``.
-    """
-
-    way: str
     module: Callable[[], Module] = Module
     hand: type[Hand] = Hand
     callback: Callable[[], L.Callback] | None = None
@@ -241,34 +236,34 @@ class Kind:
 ADAM = partial(torch.optim.Adam, lr=0.01)
 MOMENTUM = partial(torch.optim.SGD, lr=RATE, momentum=0.9)
 KINDS: dict[str, Kind] = {
-    "a plain MLP": Kind("rows"),
-    "a CNN": Kind("rows", partial(Module, cnn)),
-    "dropout": Kind("rows", partial(Module, partial(mlp, nn.Dropout(0.3)))),
-    "BatchNorm": Kind("rows", partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
-    "Adam": Kind("rows", partial(Module, optimizer=ADAM)),
-    "an embedding": Kind("rows", partial(Module, embedding)),
-    "`self.train_acc(y_hat, y)` in `training_step`": Kind("rows", Counts),
-    "`loss.item()` in `training_step`": Kind("fits", Items),
-    "manual optimization": Kind("fits", Manual),
-    "two optimizers": Kind("fits", Two, TwoByHand),
-    "a hook of the module around a batch": Kind("fits", Hooked, ClampedByHand),
-    "LBFGS": Kind("fits", partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
-    "mixup by NumPy": Kind("fits", Mixup, MixupByHand),
-    "a loss by `global_step`": Kind("fits", ByStep, ByStepByHand),
-    "a loss by `current_epoch`": Kind("rows", ByRound, ByRoundByHand),
-    "a loss by an attribute that `training_step` sets": Kind("fits", ByAttribute, ByAttributeByHand),
-    "generators of torch and NumPy on the module": Kind("fits", OwnGenerator, OwnGeneratorByHand),
-    "a GRU": Kind("fits", partial(Module, Recurrent)),
-    "`accumulate_grad_batches=2`": Kind("rows", hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
+    "a plain MLP": Kind(),
+    "a CNN": Kind(partial(Module, cnn)),
+    "dropout": Kind(partial(Module, partial(mlp, nn.Dropout(0.3)))),
+    "BatchNorm": Kind(partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
+    "Adam": Kind(partial(Module, optimizer=ADAM)),
+    "an embedding": Kind(partial(Module, embedding)),
+    "`self.train_acc(y_hat, y)` in `training_step`": Kind(Counts),
+    "`loss.item()` in `training_step`": Kind(Items),
+    "manual optimization": Kind(Manual),
+    "two optimizers": Kind(Two, TwoByHand),
+    "a hook of the module around a batch": Kind(Hooked, ClampedByHand),
+    "LBFGS": Kind(partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
+    "mixup by NumPy": Kind(Mixup, MixupByHand),
+    "a loss by `global_step`": Kind(ByStep, ByStepByHand),
+    "a loss by `current_epoch`": Kind(ByRound, ByRoundByHand),
+    "a loss by an attribute that `training_step` sets": Kind(ByAttribute, ByAttributeByHand),
+    "generators of torch and NumPy on the module": Kind(OwnGenerator, OwnGeneratorByHand),
+    "a GRU": Kind(partial(Module, Recurrent)),
+    "`accumulate_grad_batches=2`": Kind(hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
     "clipping by value": Kind(
-        "rows", hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
+        hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
     ),
     '`optimizer_state="persist"`': Kind(
-        "fits", partial(Module, optimizer=MOMENTUM), PersistedByHand, loop={"optimizer_state": "persist"}
+        partial(Module, optimizer=MOMENTUM), PersistedByHand, loop={"optimizer_state": "persist"}
     ),
-    "`ReduceLROnPlateau`": Kind("fits", Plateau, PlateauByHand),
-    "a callback that clamps weights": Kind("fits", hand=ClampedByHand, callback=Clamps),
-    "a callback that sets the rate": Kind("fits", hand=RateByHand, callback=SetsRate),
-    "a callback that freezes a layer": Kind("rows", hand=FrozenByHand, callback=Freezes),
-    "a callback that anneals an attribute": Kind("fits", Annealed, AnnealedByHand, Anneals),
+    "`ReduceLROnPlateau`": Kind(Plateau, PlateauByHand),
+    "a callback that clamps weights": Kind(hand=ClampedByHand, callback=Clamps),
+    "a callback that sets the rate": Kind(hand=RateByHand, callback=SetsRate),
+    "a callback that freezes a layer": Kind(hand=FrozenByHand, callback=Freezes),
+    "a callback that anneals an attribute": Kind(Annealed, AnnealedByHand, Anneals),
 }

@@ -3,7 +3,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv import FederatedLoop, Reporting
-from flsv.core import Round, TrainedCoalitions
 from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
 from flsv.utilities.seeding import generator_for, seed_global_rngs
@@ -223,35 +222,12 @@ def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
 
 def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train coalitions by copies of the Trainer, as where the process cannot be forked."""
-    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
+    for module in ("kept_beginning", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 
 
-class KeepsModels(ShadowShapley):
-    """Keeps the coalitions' models of the last round."""
-
-    models: dict[tuple[bool, ...], Tensor]
-
-    @property
-    def round_fields(self) -> dict[str, Any]:
-        def game(round: Round) -> Callable[[Tensor], Tensor]:
-            assert round.trained is not None
-            vars(self)["models"] = models_of(round.trained, len(round.global_vector), round.global_vector.dtype)
-            return self._game(round)
-
-        return {"utility": game}
-
-
-def models_of(trained: TrainedCoalitions, size: int, dtype: torch.dtype) -> dict[tuple[bool, ...], Tensor]:
-    found = {}
-    for place, mask in enumerate(trained.masks.tolist()):
-        found[tuple(mask)] = torch.empty(size, dtype=dtype)
-        trained.build(place, found[tuple(mask)])
-    return found
-
-
 def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
-    metrics = {"shadow": metric or KeepsModels(coalitions="all"), **options.pop("metrics", {})}
+    metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
     return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)
 
 

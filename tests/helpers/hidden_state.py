@@ -512,13 +512,11 @@ class Kind:
     """A module and what else its fit has.
 
     Args:
-        way: how its coalitions are trained, ``"rows"`` or ``"fits"``.
     """
 
     module: Callable[[], Any] = Base
     callback: Callable[[], L.Callback] | None = None
     sets: Callable[[], Any] = toy_sets
-    way: str = "fits"
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
@@ -529,13 +527,13 @@ KINDS: dict[str, Kind] = {
     "a helper object with slots": Kind(HelperWithSlots),
     "a weak reference": Kind(Weak),
     "lru_cache": Kind(Cached),
-    "a partial of a partial": Kind(PartialOfPartial, way="rows"),
-    "a bound method": Kind(BoundMethod, way="rows"),
+    "a partial of a partial": Kind(PartialOfPartial),
+    "a bound method": Kind(BoundMethod),
     "a function that makes a function": Kind(TwoDeep),
     "a generator that holds the module": Kind(OfGenerator),
     "manual optimization by a lambda": Kind(ByManualOptimization),
     "a gradient hook": Kind(MasksGradients),
-    "an attribute of a parameter": Kind(RateOnParameter, way="rows"),
+    "an attribute of a parameter": Kind(RateOnParameter),
     "a hook after accumulation": Kind(AfterAccumulation),
     "a forward hook that counts": Kind(ForwardHook),
     "a backward hook that counts": Kind(BackwardHook),
@@ -565,7 +563,7 @@ KINDS: dict[str, Kind] = {
     "a rate set after a round": Kind(callback=RateAfterRound),
     "a weight set after validation": Kind(WeightAfterValidation),
     "a weight set while validating": Kind(WeightWhileValidating),
-    "a hook after validation that only logs": Kind(OnlyLogs, way="rows"),
+    "a hook after validation that only logs": Kind(OnlyLogs),
 }
 
 

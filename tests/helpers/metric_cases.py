@@ -156,8 +156,6 @@ METRICS = [
     of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
     of(metrics.PartialFederatedShapley(momentum=0.5)),
     of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
-    of(metrics.ProxyShapley(every=1)),
-    of(metrics.ProxyShapley(every=1, features="model", performance="val_loss", mode="min")),
     of(metrics.ShadowShapley()),
     of(metrics.ShadowShapley(performance="negative_loss")),
     of(metrics.SurrogateFederatedShapley()),

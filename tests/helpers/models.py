@@ -298,3 +298,7 @@ STEP_CASES: dict[str, Make] = {
     "a layer under two names": (Twice, list, None, None, None),
     "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, *["an embedding with max_norm"] * 3),
 }
+
+
+class OfOtherPackage(nn.Linear):
+    __module__ = "pytorch_lightning.core.module"

@@ -128,7 +128,7 @@ def run_command(command: list[str]) -> None:
 def _quiet(arguments: list[str]) -> list[str]:
     if arguments[0] == "fit" and any(word in " ".join(arguments) for word in ONLY_READ):
         return [*arguments, "--print_config"]
-    return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict", "compare") else [])]
+    return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict") else [])]
 
 
 def text_of(page: Path) -> str:

@@ -289,10 +289,7 @@ def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None
     places = list(range(len(rows))) if order is None else list(order)
     ids, samples = round.client_ids[places].tolist(), round.num_samples[places]
     rows = rows[places]
-    updates = tuple(
-        ClientUpdate(client, int(size), row, norm=float((row - start).norm()))
-        for client, size, row in zip(ids, samples.tolist(), rows)
-    )
+    updates = tuple(ClientUpdate(client, int(size), row) for client, size, row in zip(ids, samples.tolist(), rows))
     return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, start)
 
 

@@ -29,7 +29,6 @@ from flsv.metrics import (
     LeaveOneOut,
     OneRoundShapley,
     PartialFederatedShapley,
-    ProxyShapley,
     ShadowShapley,
     SurrogateFederatedShapley,
 )
@@ -201,12 +200,6 @@ def shadows() -> Case:
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
-def linear_models() -> Case:
-    """Every client is asked on its rank, two of five take part in a round."""
-    loop = FederatedLoop(metrics={"proxy": ProxyShapley(every=2)}, sampler=UniformSampler(2), seed=3)
-    return loop, Plain(), five(), {"rounds": 3}
-
-
 def retrained() -> Case:
     """Coalitions that rows cannot train are shared out among the ranks when the run has ended."""
     metrics = {"shadow": ShadowShapley(coalitions="both", performance="negative_loss")}
@@ -276,7 +269,7 @@ def broken_rank() -> Case:
 RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, linear_models, retrained, judged,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, judged,
         kept_momentum, adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip

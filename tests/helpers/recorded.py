@@ -10,20 +10,14 @@ from flsv.metrics import ShadowShapley
 
 
 class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round, the coalitions' members, and how they were trained."""
+    """Keeps the utilities after the last round, the coalitions' members, and their outputs."""
 
     game: Tensor
     members: list[Members]
-    way: str
+    trained: Tensor | None
 
-    def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
-        def played(masks: Tensor) -> Tensor:
-            vars(self).update(game=utility(masks), members=members_of(masks), way="rows")
-            return self.game
-
-        super().update(client_ids, coalitions, played, round_index)
-
-    def complete(self, masks: Tensor, utilities: Tensor) -> Any:
+    def complete(self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any) -> Any:
         game = torch.cat([self.ends[-1].flatten(), utilities[-1].flatten()])
-        vars(self).update(game=game, members=members_of(masks), way="fits")
-        return super().complete(masks, utilities)
+        trained = None if outputs is None else torch.cat([self.outputs[-1], outputs[-1]])
+        vars(self).update(game=game, members=members_of(masks), trained=trained)
+        return super().complete(masks, utilities, outputs, *how)

@@ -129,8 +129,7 @@ def make_game(
     record |= {
         "metrics": {name: {**kind, "per_class": False, "columns": None, "higher_is_better": True} for name in values},
         "paid_in": {
-            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row), "told_apart": True}
-            for name, row in known.items()
+            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row)} for name, row in known.items()
         },
         **told,
     }

@@ -92,7 +92,7 @@ def measure(performance: Any, mode: Any = None) -> None:
     CumulativeShapley(performance=performance, mode=mode)
 
 
-SAMPLED = ("permutation", "stratified", "regression", "surrogate", "complementary", "difference", "gtg")
+SAMPLED = ("permutation", "stratified", "surrogate", "complementary", "difference", "gtg")
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),

@@ -17,7 +17,6 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, InRunShapley
-from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
@@ -147,11 +146,6 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
         in_run_loop,
         lambda: Plain(without_batch_norm(), sgd_with(momentum=0.5, nesterov=True)),
         "without nesterov",
-    ),
-    "noise": (
-        lambda: in_run_loop(uploads=[GaussianPrivacy(1.0, 1.0)]),
-        lambda: Plain(without_batch_norm()),
-        "GaussianPrivacy(.*) does not account for",
     ),
     "one side": (
         lambda: in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),

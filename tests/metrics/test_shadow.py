@@ -1,6 +1,5 @@
 """ShadowShapley: every coalition's model against a plain loop that trains this coalition alone."""
 
-import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from flsv.metrics.coalitions.designs import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
@@ -44,42 +42,16 @@ from helpers import slow_except
 from helpers.coalitions_by_hand import (
     ROUNDS,
     SEED,
-    KeepsModels,
-    by_a_plain_loop,
     data,
     shadow_loop,
 )
 from helpers.fits import assert_resumes, fit, trainer_for, vector
-from helpers.models import Plain, adam, network
-
-EVERYBODY = [[0, 1, 2]] * ROUNDS
-
-#: A module, the loop's options, the cohorts, and the server's weighting and rate.
-PLAIN: dict[str, Any] = {
-    "Adam": lambda: (Plain(network(batch_norm=False), adam), {}, EVERYBODY, "samples", 1.0),
-    "dropout": lambda: (Plain(network(batch_norm=False, dropout=0.4)), {}, EVERYBODY, "samples", 1.0),
-    "uniform": lambda: (Plain().double(), {"aggregator": FedAvg("uniform")}, EVERYBODY, "uniform", 1.0),
-    "half": lambda: (Plain().double(), {"aggregator": FedAvg(server_lr=0.5)}, EVERYBODY, "samples", 0.5),
-}
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_shadow_models_equal_a_plain_loop_over_each_coalition(tmp_path: Path, name: str) -> None:
-    module, options, cohorts, *server = PLAIN[name]()
-    start, federation = copy.deepcopy(module), shadow_loop(**options)
-    # Batch norm makes rounding large.
-    precision: Any = "64-true" if name in ("uniform", "half") else "32-true"
-    trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS, precision=precision)
-    models = federation.metrics["shadow"].models
-    assert len(models) == 8
-    for mask, found in models.items():
-        expected = by_a_plain_loop(start, [client for client in range(3) if mask[client]], cohorts, *server)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(models[True, True, True].double(), vector(trained), rtol=0, atol=0)
-
+from helpers.models import Plain, network
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS: dict[str, Any] = {
+    "uniform": lambda: {"aggregator": FedAvg("uniform")},
+    "half": lambda: {"aggregator": FedAvg(server_lr=0.5)},
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedAvgM": lambda: {"aggregator": FedAvgM(momentum=0.5)},
     "FedNova": lambda: {"aggregator": FedNova()},
@@ -138,18 +110,6 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     assert federation.metrics["classes"].intervals() is None
 
 
-@pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
-def test_shadow_models_are_the_same_for_any_choice_of_coalitions(tmp_path: Path, coalitions: Any) -> None:
-    federation = shadow_loop(KeepsModels(coalitions=coalitions))
-    fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
-    whole = shadow_loop(KeepsModels(coalitions="all"))
-    fit(whole, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
-    models, every = federation.metrics["shadow"].models, whole.metrics["shadow"].models
-    assert [list(mask) for mask in models] == coalition_masks(coalitions, 3).tolist()
-    for mask, model in models.items():
-        torch.testing.assert_close(model, every[mask], rtol=1e-5, atol=1e-6)
-
-
 def test_shadow_shapley_leaves_the_federation_unchanged_to_the_bit(tmp_path: Path) -> None:
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     without = fit(plain, tmp_path, Plain(), data())
@@ -163,40 +123,7 @@ def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
         return shadow_loop(ShadowShapley(), **FEDERATIONS.get(name, dict)())
 
     whole = assert_resumes(federation, tmp_path, Plain, data)
-    rows = whole.state_dict()["coalitions"]["rows"]["rows"]
-    assert rows.shape[0] == 6
-    assert rows.unique(dim=0).shape[0] == 6
-
-
-def test_shadow_models_are_counted_as_traffic(tmp_path: Path) -> None:
-    federation = shadow_loop(ShadowShapley(coalitions="pairs"))
-    fit(federation, tmp_path, Plain(), data(), rounds=1)
-    size = federation.space.size
-    assert federation.channel.numbers([0], "down").tolist() == [size + 3 * size]
-    assert federation.channel.numbers([0], "up").tolist() == [size + 3 * (size + 1)]
-
-
-def test_client_whose_coalition_model_diverges_is_left_out_of_that_coalition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stays what it was, and the run goes on, as a federation whose only client sends nothing finite would."""
-
-    class Breaks(ShadowTraining):
-        def end_client(self, context: Any) -> Any:
-            models = super().end_client(context)["trained_coalition_models"].clone()
-            if context.instruction.client_id == 1:
-                models[:, 0] = 0
-            return {"trained_coalition_models": models}
-
-    federation, module = shadow_loop(KeepsModels(coalitions="all")), Plain(network(batch_norm=False))
-    monkeypatch.setattr("flsv.retraining.coalition_plan.ShadowTraining", Breaks)
-    monkeypatch.setattr("flsv.retraining.coalition_plan.CoalitionPlan._prove", lambda *_: None)
-    start = copy.deepcopy(module)
-    fit(federation, tmp_path, module, data(), rounds=2)
-    models = federation.metrics["shadow"].models
-    torch.testing.assert_close(models[False, True, False].double(), vector(start), rtol=0, atol=0)
-    expected = by_a_plain_loop(start, [0], EVERYBODY[:2])
-    torch.testing.assert_close(models[True, True, False].double(), expected, rtol=1e-5, atol=1e-5)
+    assert not whole.contributions["shadow"].isnan().any()
 
 
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:

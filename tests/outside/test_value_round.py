@@ -270,15 +270,6 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> 
     assert found["PartialFederatedShapley"].tolist() == [0, 0]
 
 
-class OfOtherPackage(nn.Linear):
-    __module__ = "pytorch_lightning.core.module"
-
-
-def test_module_of_the_package_pytorch_lightning_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="import lightning as L"):
-        value_round(OfOtherPackage(2, 2), torch.zeros(6), [torch.zeros(6)] * 2, metrics=CosineGradientShapley())
-
-
 class Normalizes(Plain):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch

@@ -6,19 +6,19 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pandas
 import pytest
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.report import Budget, write_report
+from flsv.report import Budget, open_run, write_report
+from flsv.report.basis import Basis
 from flsv.report.certainty import moved, moved_by_seeds
-from flsv.report.front import PAYABLE, SENTENCES, Source, State, sentences
+from flsv.report.front import verdict
 from flsv.results.text import WORDS, shares_in
+from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
 from helpers.runs import at_fault, make_game, make_run, repeated, retold
 
@@ -26,73 +26,23 @@ RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,tr
 SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
 
 
-def states() -> Iterator[State]:
-    """All combinations that a run can have."""
-    flags = [each.name for each in fields(State) if each.name != "source"]
-    for source in get_args(Source):
-        for known in itertools.product((False, True), repeat=len(flags)):
-            state = State(source, **dict(zip(flags, known)))
-            if possible(state):
-                yield state
+def test_values_are_called_suitable_only_if_nothing_speaks_against_payment(tmp_path: Path) -> None:
+    run = open_run(make_game(tmp_path, {"sv": [0.4, 0.1]}))
+    basis = Basis("sv", "sv", "", [0.4, 0.1], [NAN] * 2, [NAN] * 2, by="accuracy")
+    records = ({}, {"of_rounds": "NVFlare"}, {"ended": None})
+    flags = ("to_pay_by", "ranks_only", "trained", "judged")
+    suitable = []
+    for record, *known, majority, seeds in itertools.product(records, *[(False, True)] * 4, (NAN, 0.8), (1, 3)):
+        told = {key: value for key, value in {**run.record, **record}.items() if value is not None}
+        here = replace(basis, **dict(zip(flags, known)), majority=majority, seeds=seeds)
+        if verdict(replace(run, record=told), here) in ("seeds", "judged"):
+            suitable.append((record, *known, seeds))
+    assert suitable == [({}, True, False, True, False, 3), ({}, True, False, True, True, 3)]
+    retrained = replace(here, key="retrained", ranks_only=False, majority=NAN)
+    assert verdict(replace(run, record=told), retrained) == "judged"  # the run itself may go on
 
 
-def possible(state: State) -> bool:
-    trained = state.source in ("ranking", "one seed", "seeds")
-    if state.retrained and not trained:
-        return False
-    if state.one_class and not state.retrained:  # only retrained.csv tells it
-        return False
-    if state.source == "ranking" and not state.retrained:
-        return False
-    if state.brackets and state.source in ("nothing", "rounds"):
-        return False
-    if state.source == "seeds" and not state.brackets:
-        return False
-    if state.budget and state.source in ("nothing", "rounds", "ranking"):  # refused
-        return False
-    if state.source == "nothing" and (state.spread or state.missing or state.judged or state.adds_up):
-        return False
-    return not (state.spread and state.source in ("one seed", "rounds", "ranking")) and not (
-        state.faulty and not state.flagged
-    )
-
-
-#: Sentences that contradict each other, though they answer different questions.
-CONTRADICT = [
-    ({"seeds", "judged"}, {"not_ended", "trials_metric", "no_brackets", "no_metric"}),
-    ({"one_seed"}, {"other_seeds", "no_metric", "not_ended"}),
-    ({"metric"}, {"trials_seeds", "not_ended_retrained", "faulty_retrained"}),
-    ({"constant", "rounds", "unsuitable", "ranking"}, {"trials_seeds", "trials_metric"}),
-    ({"not_ended"}, {"faulty_retrained"}),
-    ({"not_ended_retrained"}, {"faulty", "unfinished"}),
-    ({"nobody"}, {"not_ended", "not_ended_retrained"}),
-    ({"no_brackets"}, {"bracket_shares"}),
-    ({"no_metric"}, {"missing", "missing_share", "flagged", "other_seeds"}),
-]
-
-
-def test_first_page_has_no_contradicting_sentences_for_any_state_of_a_run() -> None:
-    count, shown = 0, set()
-    for state in states():
-        count += 1
-        said = [each for each in SENTENCES if each.when(state)]
-        questions = [each.question for each in said]
-        assert len(questions) == len(set(questions)), (state, said)
-        here = set(sentences(state).values())
-        shown |= here
-        for some, others in CONTRADICT:
-            assert not (here & some and here & others), (state, here)
-        assert ("fitness" in questions) == (state.source != "nothing")
-        # Whatever speaks against payment, the page does not call it suitable.
-        if state.chance or state.one_class or state.source not in PAYABLE or (not state.ended and not state.retrained):
-            assert not here & {"seeds", "judged"}
-    assert count > 10_000
-    assert shown == {each.name for each in SENTENCES}  # none that no run can show
-
-
-def test_every_sentence_of_the_first_page_has_a_text_and_every_text_is_used() -> None:
-    known = {**WORDS["front"], **WORDS["fitness"], "no_metric": WORDS["no_metric"]}
-    assert {each.name for each in SENTENCES} <= known.keys()
+def test_every_sentence_of_the_pages_is_used() -> None:
     source = "".join(path.read_text() for path in Path(__file__).parents[2].glob("flsv/report/*.py"))
     unused = [
         name
@@ -190,10 +140,25 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path)
         assert "single seed" not in front
         assert "measured in the run itself, with a single seed" in appendix
     assert "Suitable as a basis for payment" in front
+    assert "The values come from trainings after the run, and add up to what was gained in those." in front
+    judged = text_of(write_report(kinds(tmp_path / "other")["judged"]))
+    assert "The partners judged the models on cases of their own" in judged
     assert "Paid again with other seeds, about 29 of these 1,000 would go to other partners." in front
     assert "By loss instead of accuracy, 100 of these 1,000 would be paid to different partners." in front
     one = text_of(write_report(folder, client=1))
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one.partition("\nAppendix\n")[0]
+
+
+@pytest.mark.parametrize("values", [[0.08, 0.04, 0.01, 0.01], [0.4, 0.1, 0.05, 0.02]])
+def test_small_gain_is_said_to_be_paid_out_less_exactly(values: list[float], tmp_path: Path) -> None:
+    folder = make_game(tmp_path, {"sv": values})
+    metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
+    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}})
+    for client in (None, 1):
+        said = "raised this score by less than 0.15. In trials with so small a gain" in text_of(
+            write_report(folder, client)
+        )
+        assert said == (sum(values) < 0.15)
 
 
 def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: Path) -> None:

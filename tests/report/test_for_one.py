@@ -138,6 +138,7 @@ def test_clients_own_report_begins_with_its_effect_on_the_score_in_plain_words(
     text = text_of(page)
     assert text.index(said) < text.index("Your share of 100.00")
     assert text.count("| share |") == 1
+    assert ("of the sum of all partners' values above 0" in text) == (values[0] > 0)
     assert "coalition" not in text.partition("How to read this")[0]
 
 

@@ -12,13 +12,14 @@ from flsv import Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
-from flsv.report import open_run
+from flsv.report import open_run, write_report
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.runs import made_value, make_run, write_rows
+from helpers.pages import text_of
+from helpers.runs import made_value, make_run, repeated, write_rows
 
 
 def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
@@ -54,6 +55,12 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     make_run(tmp_path / "logs" / "version_0")
     with pytest.raises(ConfigurationError, match=r"runs below it do.*version_0"):
         open_run(tmp_path)
+
+
+def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path: Path) -> None:
+    first = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    assert open_run(tmp_path).folder == first
+    assert "mean of 2 runs" in text_of(write_report(tmp_path))
 
 
 @pytest.mark.parametrize(

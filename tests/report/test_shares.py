@@ -183,6 +183,24 @@ def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path: Path) -
         shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
 
 
+def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path: Path) -> None:
+    folder = make_game(tmp_path, {"sv": [0.4, 0.1]})
+    write_report(folder, budget=Budget(100.0))
+    before = {path: path.read_bytes() for path in folder.glob("*.csv")}
+    for _ in range(2):
+        write_report(folder, out=folder / "march.html", budget=Budget(500.0))
+    for name in ("contributions", "shares"):
+        with pytest.raises(ConfigurationError, match=f"{name}.csv beside it is not a report's"):
+            write_report(folder, out=folder / f"{name}.html")
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in folder.glob("march*")} == {"march.html", "march.csv", "march_shares.csv"}
+
+
+def test_refused_negative_values_are_named_in_words_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--rule refuse: Graz: values below 0. Choose --rule zero, shift"):
+        write_report(make_game(tmp_path, {"sv": [0.4, 0.1, -0.2]}), budget=Budget(100.0, rule="refuse"))
+
+
 def test_amounts_have_the_decimals_of_their_currency() -> None:
     said = [Budget(5.0, currency=unit).text(1234.5) for unit in ("", "EUR", "jpy", "KWD")]
     assert said == ["1,234.50", "1,234.50 EUR", "1,234 jpy", "1,234.500 KWD"]
@@ -192,21 +210,17 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "told", "said"),
+    ("seeds", "said"),
     [
-        (None, {}, "Not suitable as a basis for payment: no model was trained without any"),
-        ("5", {}, "Not yet suitable as a basis for payment: models without some of the partners"),
-        ("5 6 7", {}, "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
-        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "payment: measured by its share of"),
+        (None, "Not suitable as a basis for payment: no model was trained without any"),
+        ("5", "Not yet suitable as a basis for payment: models without some of the partners"),
+        ("5 6 7", "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
     ],
 )
 def test_first_line_says_whether_values_are_suitable_for_payment(
-    fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
+    fitted: Path, tmp_path: Path, seeds: str | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = part(fitted, tmp_path / "run", "sv")
-    if told:
-        known = json.loads((folder / "run.json").read_text())["paid_in"]["sv"]
-        retold(folder, paid_in={"sv": known | told["paid_in"]["sv"]})
     if seeds is not None:
         lines = [f"{i},{i},accuracy,{i},{i},{i},0.3,nan,{seeds},2\n" for i in range(3)]
         (folder / "retrained.csv").write_text(RETRAINED + "".join(lines))

@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
+from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
@@ -51,6 +52,11 @@ def named() -> FederatedDataModule:
 
 def events(folder: Path) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+
+
+def test_clients_named_as_a_runs_files_leave_those_files_alone(tmp_path: Path) -> None:
+    names = ["config.yaml", "Checkpoints", "contributions.csv", "St. Anna", "Clinic no. 2"]
+    assert client_folders(names) == ["config.yaml_0", "Checkpoints_1", "contributions.csv_2", *names[3:]]
 
 
 def charts_of(folder: Path) -> dict[tuple[str, str], Any]:

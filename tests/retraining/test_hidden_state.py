@@ -63,8 +63,7 @@ def furthest(game: dict[Any, float], utilities: list[float]) -> float:
 @pytest.mark.parametrize("name", slow_except(FAST, [name for name in KINDS if name not in (*REFUSED, WRONG)]))
 def test_every_coalition_equals_a_fit_in_its_own_process(tmp_path: Path, name: str, alone: Alone) -> None:
     expected = alone(name)
-    game, metric, module = of(name, tmp_path)
-    assert metric.way == KINDS[name].way
+    game, _, module = of(name, tmp_path)
     assert furthest(game, expected["utilities"]) <= 1e-6
     assert torch.equal(vector(module), torch.tensor(expected["model"])), "the metric has changed the training"
 
@@ -75,7 +74,7 @@ def test_coalitions_trained_by_copies_equal_own_processes_or_give_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone
 ) -> None:
     """Where the process cannot be forked; if rows are right they need no copy."""
-    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
+    for module in ("kept_beginning", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
     expected = alone(name)
     try:

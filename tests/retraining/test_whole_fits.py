@@ -54,7 +54,6 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     found = loop.metrics["shadow"]
     assert isinstance(found, Recorded)
     torch.testing.assert_close(found.game.flatten(), expected, rtol=0, atol=1e-5)
-    assert found.way == kind.way
     values = few_coalitions_shapley(masks, expected).values
     torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)
     _, without = fitted(kind, tmp_path, {})
@@ -65,14 +64,18 @@ def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch:
     kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
     kept, trained = list[Any](), list[Any]()
 
-    def counted(store: UtilityStore, seed: int, members: Any, rows: Any) -> None:
+    def counted(store: UtilityStore, seed: int, members: Any, *found: Any) -> None:
         if len(kept) == 3:
             raise KeyboardInterrupt
         kept.append(members)
-        keep(store, seed, members, rows)
+        keep(store, seed, members, *found)
 
     def loop() -> FederatedLoop:
-        return FederatedLoop(metrics={"shadow": ShadowShapley(performance="negative_loss")}, seed=SEED, reporting=QUIET)
+        return FederatedLoop(
+            metrics={"shadow": ShadowShapley(coalitions="both", performance="negative_loss")},
+            seed=SEED,
+            reporting=QUIET,
+        )
 
     def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
         saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
@@ -116,7 +119,7 @@ class Diverges(Manual):
 
 
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
-    kind, found = Kind("fits", Diverges), list[Tensor]()
+    kind, found = Kind(Diverges), list[Tensor]()
     for module in (Diverges, Manual):
         kind.module = module
         loop, _ = fitted(kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")})
@@ -134,9 +137,7 @@ class Lucky(Manual):
 
 
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
-    loop, _ = fitted(
-        Kind("fits", Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")}
-    )
+    loop, _ = fitted(Kind(Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")})
     metric: Any = loop.metrics["shadow"]
     assert metric.game.flatten().tolist() == [metric.game[0].item()] * 8
 
@@ -156,12 +157,12 @@ class Fails(Clamps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.way == "fits"])
+@pytest.mark.parametrize("name", KINDS)
 def test_coalitions_by_copies_equal_those_by_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     kind, found = KINDS[name], list[Any]()
     for way in (lambda _: None, by_copies):
         way(monkeypatch)
-        loop, module = fitted(kind, tmp_path, {"shadow": ShadowShapley(performance="negative_loss")})
+        loop, module = fitted(kind, tmp_path, {"shadow": ShadowShapley(coalitions="all", performance="negative_loss")})
         found.append((loop.contributions["shadow"], vector(module)))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
@@ -170,17 +171,16 @@ def test_coalitions_by_copies_equal_those_by_forks(tmp_path: Path, monkeypatch: 
 def test_trainer_with_a_lock_cannot_be_copied_and_failed_coalitions_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shadow: dict[str, Any] = {"shadow": ShadowShapley()}
-    loop, _ = fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    shadow: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
+    loop, _ = fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
     by_copies(monkeypatch)
-    with pytest.raises(ConfigurationError, match="copied before it, since it is a test; and one of them .*lock"):
-        fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
-    fitted(Kind("rows", callback=Locked), tmp_path, shadow)
+    with pytest.raises(ConfigurationError, match="copied before it, since it is a test; but one of them .*lock"):
+        fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     with pytest.warns(
         UserWarning, match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError"
     ):
-        loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
+        loop, _ = fitted(Kind(callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
 
@@ -221,9 +221,12 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(
     if copied:
         by_copies(monkeypatch)
     caplog.set_level("INFO", "lightning.pytorch")
-    with pytest.warns(UserWarning, match=f"no values. The coalition of all clients.*came to another model.*{why}"):
-        loop, trained = fitted(Kind("fits", module), tmp_path, {"shadow": ShadowShapley()})
+    with pytest.warns(
+        UserWarning,
+        match=f"no values. The coalition of all clients.*came to another model after its first round.*{why}",
+    ):
+        loop, trained = fitted(Kind(module), tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
-    assert ("a copy of the Trainer and the module, since it is a test" in caplog.text) == copied
+    assert ("a copy of the Trainer, since it is a test" in caplog.text) == copied
     if copied:  # whatever a copy has done to it
-        assert torch.equal(vector(trained), vector(fitted(Kind("fits", module), tmp_path, {})[1]))
+        assert torch.equal(vector(trained), vector(fitted(Kind(module), tmp_path, {})[1]))

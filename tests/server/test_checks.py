@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from flsv import ClientEvaluation, ConfigurationError
+from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
 from flsv.core import LocalData
@@ -30,7 +30,7 @@ from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
-from helpers.models import Plain, network
+from helpers.models import OfOtherPackage, Plain, network
 
 
 class NeverTrained(Plain):
@@ -97,6 +97,27 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path: Path) -> None:
         patch.setattr(type(trainer), "world_size", 2)
         with pytest.raises(ConfigurationError, match="runs in one process on one device, and the trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
+
+
+def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "write `import lightning.pytorch as pl`"
+    other = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
+    trainer = trainer_for(FederatedLoop(), tmp_path, callbacks=[other()])
+    with pytest.raises(ConfigurationError, match=f"Own is .*{said}"):
+        trainer.fit(NeverTrained(), toy_data())
+    module, new = OfOtherPackage(2, 2), trainer_for(FederatedLoop(), tmp_path)
+    for use in (
+        lambda: FederatedDataModule(module).setup("fit"),
+        lambda: retrain(new, module, toy_data()),  # type: ignore[arg-type]
+        lambda: value_round(module, torch.zeros(6), [torch.zeros(6)] * 2),
+    ):
+        with pytest.raises(ConfigurationError, match=f"OfOtherPackage is .*{said}"):
+            use()
+    monkeypatch.setattr(L.Trainer, "__module__", "pytorch_lightning.trainer.trainer")
+    with pytest.raises(ConfigurationError, match=f"Trainer is .*{said}"):
+        trainer_for(FederatedLoop(), tmp_path).fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
 
 
 class Bare(L.LightningModule):

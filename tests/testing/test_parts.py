@@ -110,7 +110,7 @@ BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
     "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
-    "sanitize_report", "upload", "with_finite_check", "with_guard",
+    "sanitize_report", "upload", "with_finite_check",
 }  # fmt: skip
 
 

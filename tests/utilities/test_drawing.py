@@ -1,8 +1,6 @@
-"""Names and pictures that matplotlib or rich cannot bear do not stop a run."""
+"""Names and pictures that matplotlib cannot bear do not stop a run."""
 
-import io
 import warnings
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,10 @@ from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
-from flsv.results.run_table import Numbers, frame, round_rows
-from flsv.results.terminal import class_columns, print_table
 from flsv.utilities.charts import drawing
 from helpers.fits import fit
 
-#: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
+#: What matplotlib takes for a formula or leaves out, and what has no room.
 NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
 
 
@@ -45,20 +41,6 @@ def test_figures_with_any_client_or_class_name_are_drawn(tmp_path: Path) -> None
         for figure in figures:
             figure.savefig(tmp_path / "figure.png", dpi=20)
     assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
-
-
-def test_printed_tables_show_names_without_interpreting_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    names = [name for name in NAMES if "\n" not in name and len(name) < 24]
-    columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}
-    table = frame(round_rows(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))
-    with redirect_stdout(io.StringIO()) as printed:
-        print_table("[/b] by class", ["0", "1"], class_columns(table, "cssv", 2))
-    title, head, *_ = printed.getvalue().splitlines()
-    assert title == "[/b] by class"
-    assert all(name in head for name in names)
-    assert "one (" not in head
-    assert head.count("two (") == 2
 
 
 def test_picture_that_raises_warns_and_an_interrupt_passes_on() -> None:

@@ -12,8 +12,7 @@ from torchvision.models import squeezenet1_0
 from flsv.models import build_network
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import clients_of
-from flsv.valuation.features import PCA, Backbone, Penultimate
-from flsv.valuation.features.base import BATCH
+from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
 
 # Backbones
 

@@ -40,8 +40,7 @@ from flsv.models import build_network
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, clients_of, participants_of, server_of
-from flsv.valuation.features import PCA
-from flsv.valuation.features.base import head_inputs
+from flsv.valuation.features import PCA, head_inputs
 
 NETWORKS = {"mnist": "shapley_fl_fmnist", "fashion_mnist": "shapley_fl_fmnist", "cifar10": "lenet5"}
 

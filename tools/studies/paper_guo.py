@@ -15,9 +15,9 @@ import lightning as L
 from cells import Cell, Measured, built, federated_loop
 from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
+from own_models import OwnModels
 from scipy.stats import spearmanr
 
-from flsv.cli.compare import OwnModels
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,

@@ -11,10 +11,10 @@ import lightning as L
 import torch
 import torchvision.models
 from cells import Cell, Measured, built, federated_loop
+from own_models import OwnModels
 from torch import Generator, Tensor
 
 from flsv import FederatedLoop
-from flsv.cli.compare import run_algorithm
 from flsv.core import LocalData
 from flsv.core.strategy import Contributions
 from flsv.data import FederatedDataModule
@@ -60,16 +60,16 @@ def measured(cell: Cell, root: str) -> Measured:
     (:func:`judged`)."""
     with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         loop = federated_loop(cli.trainer)
-        record = Record(loop)
-        cli.trainer.callbacks.append(record)  # type: ignore[attr-defined]
+        record, own = Record(loop), OwnModels(loop, "own")
+        cli.trainer.callbacks += [record, own]  # type: ignore[attr-defined]
         if isinstance(loop.personalizer, Informed):
             cli.datamodule.setup("fit")
             loop.personalizer.relevant = relevant(cell, cli.datamodule)
-        outcome = run_algorithm(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
+        L.seed_everything(cell.seed, verbose=False)  # all rows start from the same weights
+        cli.trainer.fit(cli.model, cli.datamodule)
     everybody, truth = cli.datamodule.num_clients, relevant(cell, cli.datamodule)
     found: Measured = {
-        models: [100 * float(value) for value in outcome.scores("accuracy", models)]
-        for models in ("received", "trained")
+        models: [100 * float(value) for value in own.scores[models]["accuracy"]] for models in ("received", "trained")
     }
     if len(loop.trained) == everybody:
         vectors = torch.stack([loop.trained[client] for client in range(everybody)])

@@ -12,10 +12,10 @@ from typing import Any
 import lightning as L
 import torch
 from cells import Cell, Measured, built, federated_loop, fit
+from own_models import OwnModels
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv.cli.compare import OwnModels
 from flsv.data import FederatedDataModule
 from flsv.functional import collaborative_fairness
 

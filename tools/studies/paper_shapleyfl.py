@@ -38,7 +38,7 @@ TRUNCATION = 0.02
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "MC": partial(permutation_shapley, antithetic=False),
     "TMC": partial(permutation_shapley, antithetic=False, truncation=TRUNCATION),
-    "DMC, algorithm 3": partial(difference_shapley, shared=False),
+    "DMC, algorithm 3": difference_shapley,
     "MC, antithetic": permutation_shapley,
     "complementary": complementary_shapley,
     "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),

@@ -13,13 +13,14 @@ import lightning as L
 import numpy as np
 import pandas as pd
 import torch
+from jsonargparse.typing import restricted_string_type
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels
 from flsv.data.loaders import tensors_of
-from flsv.data.positive_class import positive_last
+from flsv.data.positive_class import in_order, positive_last
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
@@ -28,9 +29,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 if TYPE_CHECKING:  # arrays, a DataFrame, a path, objects that other packages read
     Whole: TypeAlias = Any
 else:
+    #: Name of a file. Without it the command line takes visits.csv for the class csv in visits.py, and imports that.
+    FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
-    # Dataset after str, or the names of torchvision's sets would be taken for its classes.
-    Whole = L.LightningDataModule | str | Dataset | Sequence[Dataset]
+    # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
+    # not read a text file as the option's value.
+    Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Reading:
         label: the column to predict, for data with columns; None without such a column.
         group: the column with each row's client; None without such a column.
         columns: options by which the other columns become inputs.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
     """
 
     files: Files = field(default_factory=Files)
@@ -290,7 +294,7 @@ def one_numbering(
     Args:
         parts: ``{client: data set}``.
         held_out: ``{name: data set}`` of validation and test data.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
 
     Returns:
         The clients' data sets, the validation and test data, and the names of the classes, which are empty if the data
@@ -305,7 +309,7 @@ def one_numbering(
     found = {named[name] for name in parts}
     if found == {()}:
         return dict(parts), dict(held_out), ()
-    union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
+    union = next(iter(found)) if len(found) == 1 else in_order(set().union(*found))
     check_spelling(union, "The data")
     union = _with_positive_last(parts, union, pos_label)
     for name, classes in named.items():

@@ -13,7 +13,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
 from flsv.utilities.arguments import check_kind
 from flsv.utilities.declared import Rules, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
@@ -71,6 +71,8 @@ class Columns:
         dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
             ``"days"``, else since the date in the column ``start``.
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
+        classes: names of all classes; None: all labels in the tables, which then have to share labels. Any other label
+            is refused.
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -97,6 +99,7 @@ class Columns:
     encoding: str | None = None
     dates: dict[str, str] | None = None
     date_format: list[str] | str | None = None
+    classes: list[str] | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``; with ``typed`` it is a column of a
@@ -106,18 +109,11 @@ class Columns:
             return {"", *usual, *self.gaps.get(name, ())}
         return {"", *(usual if self.gaps is None else self.gaps)}
 
-    def concerning(self, name: str, typed: bool) -> tuple[Any, ...]:
-        """Return the values of all options that affect how the column ``name`` is read, as a key for caching; ``typed``
-        is as in :meth:`missing`."""
-        named = name in (self.categorical or ()), name in (self.features or ()), (self.dates or {}).get(name)
-        gaps = self.gaps.get(name) if isinstance(self.gaps, dict) else self.gaps
-        notation = self.decimal, self.thousands, self.date_format, self.max_categories
-        return *named, gaps, sorted(self.missing(name, typed)), *notation
-
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
         self.features, self.exclude = _texts(self.features), _texts(self.exclude)
         self.categorical, self.date_format = _texts(self.categorical), _texts(self.date_format)
+        self.classes = _texts(self.classes)
         if isinstance(self.gaps, Mapping):
             self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
         else:
@@ -133,7 +129,7 @@ class Columns:
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return ``{option: value}`` for the user to paste: the options that differ from their defaults, with the
-        changes that solve the ``problems``."""
+        changes that may solve the ``problems``."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -144,9 +140,7 @@ class Columns:
                 options[name] = {**held, **value} if isinstance(value, dict) else value
         if options.get("thousands") == options.get("decimal", "."):  # two columns contradict each other
             del options["thousands"]
-        # A column that is excluded, because another remedy failed, needs no other option.
-        left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
-        return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
+        return options
 
 
 def _texts(given: Any) -> list[str] | None:
@@ -287,17 +281,11 @@ def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str 
     """Return the kind of a column of text files, and its values as numbers, NaN for each that is not a number.
 
     Each file of the table may have its own notation of numbers."""
-    parts = _by_file(table, values)
+    parts = by_file(table, values)
     numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
     there = values.notna()
     kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
     return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
-
-
-def _by_file(table: Table, values: pd.Series) -> list[list[Any]]:
-    """Return a column's values as one list per file."""
-    ends = np.cumsum([len(part) for part in table.parts])[:-1]
-    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
 
 
 def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
@@ -305,11 +293,17 @@ def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> Co
     dates."""
     texts = values.dropna()
     if not table.typed:
-        formats = date_formats(texts, columns.date_format or ())
+        known = columns.date_format or ()
+        parts = texts_by_file(table, values)
+        formats = date_formats(parts, known)
         about = f"{table.path}: {name!r} has dates, such as {texts.iloc[0]!r}"
         if formats is None:
-            known = "Whether the day or the month comes first is not clear: set date_format, such as '%d/%m/%Y'"
-            return ColumnError(f"{about}. {known}, with dates: {{{name}: days}}.", {"exclude": [name]})
+            files = [part.path for part, held in zip(table.parts, parts) if date_formats([held], known) is None]
+            return ColumnError(
+                f"{about}. Whether the day or the month comes first is not clear in {listed(files) or table.path}: set "
+                f"date_format, such as '%d/%m/%Y', with dates: {{{name}: days}}.",
+                {"exclude": [name]},
+            )
         remedy: dict[str, Any] = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
         return ColumnError(f"{about}. {_TO_DAYS.format(name)}", remedy)
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
@@ -348,7 +342,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
     """Raise ColumnError if texts are numbers in another notation, which would be read as categories."""
-    texts = [sorted({value for value in part if isinstance(value, str)}) for part in _by_file(table, values)]
+    texts = [sorted({*part}) for part in texts_by_file(table, values)]
     like, notations = other_notations(texts, columns.decimal, columns.thousands)
     if not like:
         return
@@ -386,7 +380,8 @@ def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
         if len(wrong):
             where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
             formats = listed(["YYYY-MM-DD", *(columns.date_format or ())], show=str)
-            more = date_formats(texts.dropna(), columns.date_format or ()) if are_dates(texts.dropna()) else None
+            given = columns.date_format or ()
+            more = date_formats(texts_by_file(table, texts), given) if are_dates(texts.dropna()) else None
             raise ColumnError(
                 f"{where} is not a date, or an ambiguous one, in the formats {formats}: set date_format.",
                 {"date_format": more} if more else {"exclude": [name]},

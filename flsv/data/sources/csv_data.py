@@ -51,8 +51,8 @@ class CSVData(L.LightningDataModule):
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
-        pos_label: the positive one of two classes, which gets the number 1; None: 1 of 0 and 1, ``True`` of truth
-            values, else the rarer one.
+        pos_label: the positive one of two classes, which gets the number 1; None: the larger number, ``True``,
+            or else the rarer one.
         seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
 
     Attributes:
@@ -118,10 +118,7 @@ class CSVData(L.LightningDataModule):
         place = find_place(path, self.root)
         if place is None:
             raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Set root.")
-        table = read_table_file(place, self.columns.delimiter, self.columns.encoding)
-        if table.encoding is None or self.pooled_inputs:  # reported with what is wrong with the columns
-            return table
-        raise ConfigurationError(f"{table.encoding} Save it in UTF-8.")
+        return read_table_file(place, self.columns.delimiter, self.columns.encoding)
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""

@@ -1,61 +1,60 @@
-"""Checks for likely mistakes in columns: identifiers, sentinels (codes for missing values, such as -999), marks of
-missing values that occur in no row, and columns with different names in different tables."""
+"""Checks for likely mistakes in columns: identifiers, sentinels (codes for missing values, such as -999), and dates
+before the date that they are counted from."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import DAYS, FEW, GAPS, NUMBERS, Columns, dates_of, gap_words
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.columns import DAYS, FEW, NUMBERS, Columns, dates_of
+from flsv.data.sources.table import Table, by_file, other_words, words_of
 from flsv.utilities.errors import ColumnError, listed
 
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
+#: Share of rows with a number of their own, above which the numbers identify the rows.
+MOST = 0.9
 #: Largest number of different sentinels among the smallest, and among the largest, numbers of a column.
 _CODES = 3
 
 
 def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, or some of
-    its numbers look like sentinels (codes for missing values)."""
+    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, some of its
+    numbers look like sentinels (codes for missing values), or some of its dates are before the date that they are
+    counted from."""
     if card.categories is None:
         yield from _identifier(table, card, columns)
+    elif (message := other_words(table, repr(card.name), card.values)) is not None:
+        yield ColumnError(f"{message} Such words tell the model where a row is from. Use the same everywhere.", {})
     if card.kind == NUMBERS:
         yield from sentinels(table, card.name, card.values, card.values, columns)
-
-
-def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iterator[ColumnError]:
-    """Yield a ColumnError, without raising it, for each column of dates in which some dates look like sentinels (codes
-    for missing values).
-
-    Checked are those of ``names`` that the option ``dates`` converts to days, and the columns that it gives as starts.
-
-    Raises:
-        ColumnError: a column that is given as a start has no dates.
-    """
-    dated = {*names} & {*(columns.dates or ())}
-    dated |= {(columns.dates or {})[name] for name in dated} - {DAYS}
-    for name in sorted(dated):
+    dates = columns.dates or {}
+    since = dates.get(card.name, DAYS)
+    for name in [card.name, *({since} - {DAYS})] if card.name in dates else ():
         days = (dates_of(table, name, columns) - np.datetime64(0, "D")) / np.timedelta64(1, "D")
         yield from sentinels(table, name, days, table.column(name, "dates"), columns)
+    if since != DAYS and (before := (card.values < 0).to_numpy()).any() and (card.values > 0).any():
+        yield ColumnError(
+            f"{table.where(int(before.argmax()))}: {card.name!r} is before {since!r}, as in {before.sum()} rows of "
+            f"{table.holding(before)}. Does the day come before the month there? All files need one date_format.",
+            {},
+        )
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
     """Yield a ColumnError if a column has the name of an identifier, such as "patient id", and a different whole number
-    in every row of each table."""
+    in almost every row of its table."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
-    table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
-    held = [values.dropna() for _, values in card.values.groupby(table_of)]
-    if all(len(values) > FEW and values.is_unique and not (values % 1).any() for values in held):
-        about = f"{table.path}: {card.name!r} has a different whole number in every row"
+    held = [pd.Series(values).dropna() for values in by_file(table, card.values)]
+    rows, distinct = sum(map(len, held)), sum(values.nunique() for values in held)
+    if rows > FEW and distinct > MOST * rows and not (card.values.dropna() % 1).any():
+        about = f"{table.path}: {card.name!r} has a different whole number in almost every row"
         yield ColumnError(f"{about}. Identifiers cannot be features: leave it out.", {"exclude": [card.name]})
 
 
@@ -131,47 +130,3 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
     if nines and end.index[-1] < 0 <= rest[0]:
         return True
     return bool(gap > (0.5 if any(len(word) > 1 for word in nines) else 1) * width)
-
-
-def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield messages about marks of missing values that the user has set (``columns.gaps``) but that no row has."""
-    gaps = columns.gaps or {}
-    unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
-    for name, marks in unusual.items():
-        words = [words_of(table.frame[each]) for each in ([name] if name else table.frame) if marks]
-        lost = [mark for mark in marks if not any(gap_words(some, {mark}, columns.decimal) for some in words)]
-        if lost:
-            yield f"{table.path}: no row has {listed(lost, show=repr)}{f' in {name!r}' if name else ''} (gaps)."
-
-
-def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
-    """Find columns that seem to be the same column under different names in different tables.
-
-    Return a list with a pair for each such column: its different names, and a ColumnError about it.
-
-    Example:
-        >>> from flsv.data.sources.table import one_table
-        >>> tables = [Table(f"{city}.csv", pd.DataFrame({name: [1]})) for city, name in (("B", "crp"), ("L", "CRP"))]
-        >>> print(renamed(one_table(tables), ["crp", "CRP"])[0][1])
-        B.csv has 'crp', L.csv has 'CRP': use one name in all tables, or leave the column out.
-    """
-    places = range(len(table.parts))
-    has = {name: [place for place in places if name in table.parts[place].frame] for name in names}
-    some = [name for name in names if len(has[name]) < len(places)]
-    found = []
-    while some:
-        alike = [name for name in some if _is_alike(some[0], name)]
-        some = [name for name in some if name not in alike]
-        held = [place for name in alike for place in has[name]]
-        if len(alike) > 1 and sorted(held) == list(places):
-            alike.sort(key=lambda name: len(has[name]))
-            *fewer, most = (f"{listed(table.parts[place].path for place in has[name])} has {name!r}" for name in alike)
-            most = f"the others {alike[-1]!r}" if len(has[alike[-1]]) > 1 else most
-            message = f"{', '.join([*fewer, most])}: use one name in all tables, or leave the column out."
-            found.append((alike, ColumnError(message, {"exclude": alike})))
-    return found
-
-
-def _is_alike(one: str, other: str) -> bool:
-    plain = [re.sub(r"[\W_]", "", name.casefold()) for name in (one, other)]
-    return plain[0] == plain[1] or bool(difflib.get_close_matches(plain[0], plain[1:], cutoff=0.7))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from pandas.api.types import is_numeric_dtype
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -21,7 +22,7 @@ from torch.utils.data import TensorDataset
 from flsv.data.groups import plain_names
 from flsv.data.positive_class import chosen_by_rarity
 from flsv.data.sources.base import ColumnCard, Reading, SourceData
-from flsv.data.sources.columns import Columns, without_gaps
+from flsv.data.sources.columns import FEW, Columns, without_gaps
 from flsv.data.sources.reading import read_columns
 from flsv.data.sources.table import Table, one_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, numeric_target, with_values
@@ -35,7 +36,7 @@ class TableEncoder:
         columns: options by which columns become features and targets.
         target: the column to predict.
         group: the column with each row's client, which is not a feature; None: there is no such column.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
 
     Attributes:
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
@@ -114,7 +115,7 @@ class TableEncoder:
     def classes(self, table: Table) -> tuple[str, ...] | None:
         """Return the names of the classes in ``table``, which are stored for :meth:`targets`; None for regression."""
         if self.columns.task == "classification":
-            self._classes = class_names(table, self.target, "target", self.pos_label)
+            self._classes = class_names(table, self.target, "target", self.pos_label, self.columns.classes)
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
@@ -212,6 +213,9 @@ def tables_source(
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, group, tuple(tables) if clients else ())
+    if groups is not None:
+        rows, left_out = one_table(train).frame.reset_index(drop=True), [group, *(reading.columns.exclude or ())]
+        _warn_of_copies(rows.drop(columns=left_out, errors="ignore"), pd.Series(groups.numpy()), names)
     table = one_table([*train, *held.values()])
     sizes = [sum(map(len, train)), *map(len, held.values())]
     classes = encoder.classes(one_table(train)) or ()
@@ -242,6 +246,18 @@ def tables_source(
 
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return found(None)
+
+
+def _warn_of_copies(frame: pd.DataFrame, groups: pd.Series, names: Sequence[str]) -> None:
+    """Warn of clients that have the same rows, in any order; ``groups`` has the number of each row's client."""
+    sizes = groups.value_counts()
+    held = groups.isin(sizes.index[(sizes > FEW) & sizes.duplicated(keep=False)])  # a copy has as many rows
+    plain = frame[held].apply(lambda column: column if is_numeric_dtype(column) else column.astype(str))
+    first: dict[bytes, str] = {}
+    for client, rows in pd.util.hash_pandas_object(plain, index=False).sort_values().groupby(groups):
+        whose = first.setdefault(rows.to_numpy().tobytes(), names[client])
+        if whose != names[client]:
+            rank_zero_warn(f"{names[client]!r} has the same rows as {whose!r}, and a value of its own. Leave one out.")
 
 
 def _groups(

@@ -175,31 +175,32 @@ def are_dates(texts: Iterable[str]) -> bool:
     return all(_ISO.fullmatch(text) or _DAY.fullmatch(text) for text in texts)
 
 
-def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] | None:
+def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
     """Return the formats, as for ``strftime``, in which texts that are not in ISO 8601 are dates.
 
     Args:
-        texts: texts for which :func:`are_dates` returns True.
+        parts: the texts of each file, for which :func:`are_dates` returns True.
         known: formats of other columns.
 
     Returns:
-        The formats; None if a text is no date in any format, or if the order of day and month is not known.
+        The formats; None if a text is no date in any format, or if a file does not show the order of day and month, or
+        shows another order than the others.
 
     Example:
-        >>> date_formats(["2024-03-31", "31.3.2024", "1.4.2024 10:15"])
+        >>> date_formats([["2024-03-31", "31.3.2024", "1.4.2024 10:15"]])
         ['%d.%m.%Y', '%d.%m.%Y %H:%M']
-        >>> date_formats(["03/04/2024"]), date_formats(["03/04/2024", "03/31/2024"])
-        (None, ['%m/%d/%Y'])
+        >>> date_formats([["03/04/2024", "03/31/2024"]]), date_formats([["03/04/2024"], ["03/31/2024"]])
+        (['%m/%d/%Y'], None)
     """
     found: list[str] = []
-    rest = [text for text in texts if not _ISO.fullmatch(text)]
+    rest = [[text for text in texts if not _ISO.fullmatch(text)] for texts in parts]
     for mark in "./-":
-        some = [text for text in rest if text.lstrip("0123456789").startswith(mark)]
-        order = _order(some, mark, known)
-        if some and order is None:
+        some = [[text for text in texts if text.lstrip("0123456789").startswith(mark)] for texts in rest]
+        orders = {_order(texts, mark, known) for texts in some if texts}
+        if None in orders or len(orders) > 1:
             return None
-        times = {text.count(":") for text in some}
-        found += [f"{order}{time}" for count, time in enumerate(_TIMES) if count in times]
+        times = {text.count(":") for texts in some for text in texts}
+        found += [f"{order}{time}" for order in orders for count, time in enumerate(_TIMES) if count in times]
     return found
 
 

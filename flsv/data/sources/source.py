@@ -38,7 +38,7 @@ from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.plugins import installed
 
 KINDS = (
@@ -226,6 +226,7 @@ def open_source(
     """
     if clients is not None:
         return _own_source(clients, held_out, reading, clients=True)
+    check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if any(each is not None for each in held_out.values()):
             raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")
@@ -324,8 +325,8 @@ def _sets_source(
         found: the source whose other attributes, such as the loaders' options, are kept.
         parts: ``{client: data set}``, or a single data set under any name.
         held: the validation data ``val`` and test data ``test``; None for each that is not there.
-        pos_label: the positive one of two classes; None: 1 if they are 0 and 1, ``True`` if they are truth
-            values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer
+            one.
         clients: whether ``parts`` has one entry per client.
     """
     sets, rest, classes = one_numbering(parts, held, pos_label)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import difflib
 import io
 import os
 import re
@@ -40,15 +38,12 @@ class Table:
             which it ends in the file, or the number of the row.
         typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
         together: the tables from which this one was concatenated; empty for a single table.
-        encoding: an error, to be reported with those of the columns, that the file is not in UTF-8 and was read in a
-            guessed encoding; None if no encoding was guessed.
     """
 
     path: Path | str
     frame: pd.DataFrame
     typed: bool = False
     together: Sequence[Table] = ()
-    encoding: ColumnError | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -118,9 +113,7 @@ class Table:
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
-        close = difflib.get_close_matches(name, lacking.frame.columns, 1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"It has {listed(lacking.frame.columns, 20)}."
-        message = f"{lacking.path} has no column {name!r} ({argument}). {hint}"
+        message = f"{lacking.path} has no column {name!r} ({argument}). It has {listed(lacking.frame.columns, 20)}."
         raise ColumnError(message, {"exclude": [name]})  # leaving it out helps where other tables have it
 
 
@@ -149,6 +142,45 @@ def words_of(column: pd.Series) -> pd.Series:
         values = [int(value) if isinstance(value, float) and np.isfinite(value) else value for value in values]
     words = [np.nan if gone else str(value).strip() for value, gone in zip(values, missing)]
     return pd.Series(words, index=column.index, dtype=object)
+
+
+def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
+    """Return a column's values as one list per file."""
+    ends = np.cumsum([len(part) for part in table.parts])[:-1]
+    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+
+
+def other_words(table: Table, about: str, values: pd.Series) -> str | None:
+    """Return a sentence that names the tables whose words in a column occur in none of the other tables; None if there
+    are no such tables.
+
+    Args:
+        table: the rows of all tables.
+        about: the words for the column in the sentence.
+        values: the column's words, and NaN.
+
+    Example:
+        >>> parts = [Table(name, pd.DataFrame(index=[0])) for name in "abc"]
+        >>> other_words(Table("all", pd.DataFrame(), together=parts), "'ill'", pd.Series(["yes", "yes", "True"]))
+        "c: 'ill' is 'True', and never 'yes' as in the other tables."
+    """
+    held = [set(words) for words in texts_by_file(table, values)]
+    joined = next(filter(None, held), set())
+    while (more := joined.union(*(words for words in held if joined & words))) != joined:
+        joined = more  # tables are joined by a word that they share
+    sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
+    fewer = min(reversed(sides), key=len)
+    if not fewer:
+        return None
+    own = set().union(*(held[place] for place in fewer))
+    mine, others = (listed(sorted(words), 8, repr) for words in (own, set().union(*held) - own))
+    where = listed(table.parts[place].path for place in fewer)
+    return f"{where}: {about} is {mine}, and never {others} as in the other tables."
+
+
+def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
+    """Return a column's values that are texts as one list per file."""
+    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
 
 
 def data_root(root: str | None) -> Path:
@@ -182,12 +214,11 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
         path: the file.
         delimiter: the character between values; if the header does not contain it, a semicolon, tab or vertical bar in
             the header is used.
-        encoding: the encoding if the file is not in UTF-8; None: such a file is read in UTF-16 or cp1252, and the
-            table's attribute ``encoding`` has an error about that.
+        encoding: the encoding if the file is not in UTF-8; None: such a file is refused.
 
     Raises:
         ConfigurationError: the file is not text or not a table, a column has no name, two columns have the same name,
-            or a row has more or fewer values than the header.
+            or a row has more or fewer values than the header, or the same.
 
     Example:
         >>> import tempfile
@@ -198,7 +229,7 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
         ['slept, then ate', '']
     """
     csv.field_size_limit(_LONGEST)
-    text, problem = _decoded(path, encoding)
+    text = _decoded(path, encoding)
     delimiter = _delimiter_of(text, delimiter)
     rows: list[list[str]] = []
     lines: list[int] = []  # of the file, since a value may span several
@@ -217,18 +248,19 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
     names = [name.strip() for name in rows.pop(0)]
     check_column_names(path, names)
     for line, row in zip(lines[1:], rows):
+        if [value.strip() for value in row] == names:
+            raise ConfigurationError(f"{path}, line {line}: the columns' names again. Remove this line.")
         if len(row) != len(names):
             raise ConfigurationError(
                 f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. A value that contains "
                 f"{delimiter!r} needs quotes."
             )
     frame = pd.DataFrame(rows, columns=names, index=lines[1:], dtype=object)
-    return Table(path, frame, encoding=problem)
+    return Table(path, frame)
 
 
-def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]:
-    """Return a file's text and None; or, if the file is not in UTF-8 and ``encoding`` is None, its text in a guessed
-    encoding and an error, not raised, about that.
+def _decoded(path: Path, encoding: str | None) -> str:
+    """Return the text of a file in UTF-8 or, if it is not, in ``encoding``.
 
     Raises:
         ConfigurationError: the file cannot be read or decoded.
@@ -237,25 +269,15 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from error
-    try:
-        return data.decode("utf-8-sig"), None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    likely = encoding or ("utf-16" if wide else "cp1252")
-    try:
-        text = data.decode(likely)
-    except (UnicodeDecodeError, LookupError) as error:
-        if encoding is not None or wide or b"\0" in data:
-            raise ConfigurationError(f"{path}, line {line}: this is neither UTF-8 nor {likely} ({error}).") from error
-        text = data.decode(likely, errors="replace")
-    if encoding is not None:
-        return text, None
-    word = next(iter(re.findall(r"\w*[^\x00-\x7f]\w*", text)), text[:20])
-    message = (
-        f"{path}, line {line}: this is not UTF-8. It may be {likely}, where it has {word[:40]!r} (encoding: {likely})."
+    for each in ("utf-8-sig", encoding or "utf-8"):
+        try:
+            return data.decode(each)
+        except (UnicodeDecodeError, LookupError) as error:
+            place = data.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else 1
+    raise ConfigurationError(
+        f"{path}, line {place}: this is not {encoding or 'UTF-8'}. Save the file in UTF-8, or name its encoding, as of "
+        'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
     )
-    return text, ColumnError(message, {"encoding": likely})
 
 
 def _delimiter_of(text: str, delimiter: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.data.groups import check_spelling
-from flsv.data.positive_class import positive_last
+from flsv.data.positive_class import in_order, positive_last
 from flsv.data.sources.columns import LARGEST, Columns, without_gaps
 from flsv.data.sources.notation import parsed
-from flsv.data.sources.table import Table, words_of
+from flsv.data.sources.table import Table, other_words, words_of
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -42,23 +44,9 @@ def with_values(table: Table, name: str, argument: str, columns: Columns) -> Tab
     return table.take(np.flatnonzero(~missing))
 
 
-def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """Convert texts to whole numbers, so that 2 is sorted before 10. If one is no whole number, or is written otherwise
-    (``"02"``), return all texts unchanged.
-
-    Example:
-        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
-        ([10, 2], ['10', '02'])
-    """
-    try:
-        numbers = [int(value) for value in values]
-    except ValueError:
-        return list(values)
-    return numbers if list(map(str, numbers)) == list(values) else list(values)
-
-
 def group_values(table: Table, name: str) -> np.ndarray:
-    """Return the group of each row, ``[N]``: whole numbers if all groups are whole numbers, else texts.
+    """Return the group of each row, ``[N]``: whole numbers, so that 2 is sorted before 10, if all groups are whole
+    numbers without zeros before them; else texts.
 
     Raises:
         ConfigurationError: there is no column ``name``, or a row has no group.
@@ -72,23 +60,29 @@ def group_values(table: Table, name: str) -> np.ndarray:
         )
     names = list(dict.fromkeys(values))
     check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
-    return values.map(dict(zip(names, natural_order(names)))).to_numpy()
+    whole = all(re.fullmatch(r"0|-?[1-9]\d*", each) for each in names)
+    return values.map(int if whole else str).to_numpy()
 
 
-def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes, the different values of a column, in natural order. The positive one of two
-    classes is last, see :func:`~flsv.data.positive_class.positive_last`.
+def class_names(
+    table: Table, name: str, argument: str, pos_label: Any = None, known: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the names of the classes, the different values of a column, in the order of
+    :func:`~flsv.data.positive_class.in_order`. The positive one of two classes is last, see
+    :func:`~flsv.data.positive_class.positive_last`.
 
     Args:
         table: rows of one or several tables.
         name: name of the column.
         argument: the argument in which the user gave ``name``, for messages.
-        pos_label: the positive one of two classes; None: 1 of 0 and 1, ``True`` of truth values, else the rarer one.
+        pos_label: the positive one of two classes; None: the larger of two numbers, ``True`` of truth values, else the
+            rarer one.
+        known: the names of all classes, if the user gave them.
 
     Raises:
         ConfigurationError: the column has only one value, more values than half its rows, or names that differ only in
-            spelling; or it has numbers in one table and words in another, so that ``1`` and ``True`` would be two
-            classes.
+            spelling; or some tables have labels of which no other table has any, as ``True`` and ``False`` beside
+            ``yes`` and ``no``.
 
     Example:
         >>> import pandas as pd
@@ -96,23 +90,26 @@ def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -
         ('2', '10')
     """
     about = f"{argument} {name!r}"
-    numeric = {part.path: np.isfinite(parsed(words_of(part.column(name, argument)).unique())) for part in table.parts}
-    numbers = next((path for path, each in numeric.items() if each.all()), None)
-    others = next((path for path, each in numeric.items() if not each.any()), None)
-    if numbers is not None and others is not None:
-        raise ConfigurationError(
-            f"{about} has numbers in {numbers} and words in {others}: write the classes the same way everywhere."
-        )
     values = words_of(table.column(name, argument))
-    # For mypy: all are numbers or all are words.
-    names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
+    names = in_order(known or values.unique().tolist())
+    if known is None:
+        _check_labels(table, about, values, names)
+    return positive_last(names, [int((values == each).sum()) for each in names], pos_label)
+
+
+def _check_labels(table: Table, about: str, values: pd.Series, names: Sequence[str]) -> None:
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
             f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which cannot be classes. "
             "Name another column; to predict a number, set task: regression in columns."
         )
     check_spelling(names, f"{table.path}: {about}")
-    return positive_last(names, [int((values == each).sum()) for each in names], pos_label)
+    message = other_words(table, about, values)
+    if message is not None:
+        raise ConfigurationError(
+            f"{message} Write the classes the same way everywhere. If all these are classes, name them: columns: "
+            f'{{"classes": {json.dumps(names)}}}.'
+        )
 
 
 def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
@@ -133,7 +130,7 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
     if len(unknown):
         raise ConfigurationError(
             f"{table.where(unknown[0])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
-            f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
+            f"the {len(classes)} classes: {listed(classes, 20)}."
         )
     return torch.from_numpy(labels.astype(np.int64))
 

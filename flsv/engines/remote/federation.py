@@ -97,8 +97,11 @@ def check_deployment(
         ConfigurationError: one of them needs what does not leave a site: its trained model, its class counts or its
             samples; or clients that collude; or a performance that cannot be sent to a site.
     """
-    if config.evaluation.keeps or config.evaluation.models == "trained":
-        raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
+    asked = config.evaluation
+    if any([asked.keeps, asked.models == "trained", config.private & bool(asked.every)]):
+        raise ConfigurationError(
+            "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."
+        )
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."

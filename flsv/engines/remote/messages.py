@@ -121,7 +121,6 @@ def update_packet(update: ClientUpdate, visit: str, lost: bool = False) -> Packe
         "samples": update.num_samples,
         "loss": update.loss,
         "steps": update.num_steps,
-        "norm": update.norm,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
         "visit": visit,
@@ -181,15 +180,15 @@ def read_update(
         vector = packet.tensors["vector"]
         sent = checked_int(plain, "samples", most=float("inf"))
         steps = checked_int(plain, "steps", most_steps)
-        loss, norm = float(plain["loss"]), float(plain["norm"])
+        loss = float(plain["loss"])
         numbers, size = plain["traffic"]
         traffic = Traffic(checked_int({"traffic": numbers}, "traffic", most_numbers), float(size))
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
         raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
-    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
-        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
+    if math.isinf(loss) or not 0 <= traffic.bytes <= 16 * most_numbers:
+        raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
     # Check after the conversion: values that are finite in float64 may overflow here.
@@ -197,7 +196,7 @@ def read_update(
     reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
     if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
         return None
-    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
+    return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
 
 
 def read_visit(packet: Packet) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Gt, Lt
+from filelock import FileLock
 
-from flsv.engines.remote.messages import Refused
+from flsv.engines.remote.messages import GARBLED, Refused, checked_int
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import checked
-from flsv.utilities.errors import ConfigurationError
 
 
 @checked
@@ -31,10 +33,10 @@ class SitePolicy:
         questions: the only functions that the server may let the site compute on its data, as
             ``"package.module:function"``. None for flsv's own functions and those that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
-            takes part from the same folder; None for no limit. With a limit, updates must be noised by
-            :class:`flsv.privacy.GaussianPrivacy`. The limit does not cover answers to questions (:attr:`questions` may
-            be empty), nor the numbers that no setting withholds: samples and steps, the training loss, the distance of
-            an update, and the scores of the site's own model on its test samples.
+            takes part from the same folder, those before the limit was set included; None for no limit. With a limit,
+            updates must be noised by :class:`flsv.privacy.GaussianPrivacy`. Then the site tells nothing else but its
+            numbers of samples and the numbers of steps that they take, and answers no question. An update that left
+            without noise before the limit was set exceeds any limit.
         delta: the probability that the bound ``max_epsilon`` does not hold.
 
     Raises:
@@ -58,14 +60,11 @@ class SitePolicy:
         Raises:
             Refused: the file does not exist, or is not a policy.
         """
-        names = [each.name for each in fields(cls)]
         try:
-            given = tomllib.loads(path.read_text())
-            if unknown := sorted(given.keys() - set(names)):
-                raise ConfigurationError(f"it has {unknown}. There are {names}.")
-            return cls(**given)
-        except (OSError, ValueError) as error:
-            raise Refused(f"its policy {path} cannot be read: {error}") from error
+            return cls(**tomllib.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            names = [each.name for each in fields(cls)]
+            raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
 
     def check_question(self, question: str) -> None:
         """Check that a question may be answered.
@@ -91,7 +90,7 @@ class SitePolicy:
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
-        """Add the privacy loss of one more update to the site's total; without :attr:`max_epsilon` do nothing.
+        """Add the privacy loss of one more update to the site's total.
 
         This is called before each training, also if the training repeats an earlier one or fails later.
 
@@ -100,24 +99,37 @@ class SitePolicy:
             ledger: the file with the privacy loss of the site's updates so far.
 
         Raises:
-            Refused: the total would exceed :attr:`max_epsilon`.
-            ValueError, LookupError: the file is damaged; restore it from a backup.
+            Refused: the total would exceed :attr:`max_epsilon`, or the file is damaged.
         """
-        noises = self.noise(uploads)
-        if self.max_epsilon is None:
-            return
-        spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
-        updates = int(spent["updates"]) + 1
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        squares = float(spent["squares"]) + sum(each.noise_multiplier**-2 for each in noises)
-        epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
-        if not epsilon <= self.max_epsilon:  # NaN, too
-            raise Refused(
-                f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates - 1} it "
-                f"would be {epsilon:.3g}"
-            )
-        with replacing(ledger) as file:
-            file.write(json.dumps({"updates": updates, "squares": squares, "epsilon": epsilon}).encode())
+        square = sum(each.noise_multiplier**-2 for each in self.noise(uploads)) or math.inf
+        with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
+            updates, squares = _spent(ledger)
+            epsilon = gaussian_epsilon((squares + square) ** -0.5, 1, self.delta)
+            if self.max_epsilon is not None and epsilon > self.max_epsilon:
+                raise Refused(
+                    f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it "
+                    f"would be {epsilon:.3g}"
+                )
+            with replacing(ledger) as file:
+                spent = {"updates": updates + 1, "squares": squares + square, "epsilon": epsilon}
+                file.write(json.dumps(spent).encode())
+
+
+def _spent(ledger: Path) -> tuple[int, float]:
+    """Read a site's number of updates so far, and the sum of their 1 / noise_multiplier^2.
+
+    Raises:
+        Refused: the file is damaged.
+    """
+    with suppress(*GARBLED):
+        spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
+        if spent["squares"] >= 0:  # not NaN
+            return checked_int(spent, "updates", math.inf), float(spent["squares"])
+    raise Refused(
+        f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
+        '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+    )
 
 
 def _lasting(question: str) -> str:

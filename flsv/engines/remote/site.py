@@ -39,12 +39,8 @@ QUESTIONS = (
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
-    "flsv.games.proxy_game:linear_statistics",
 )
-#: Those of QUESTIONS whose answers reveal samples without noise. A site whose updates are private refuses them; a
-#: server with the same settings does not ask them.
-WITHOUT_NOISE = ("flsv.games.judges:judge", "flsv.games.proxy_game:linear_statistics")
-#: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
+#: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 _QUIET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -120,6 +116,8 @@ class Site:
             about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
             rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}")
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
+            if self._config.private and packet.kind not in ("hello", "train"):
+                raise Refused(f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise")
             if (number := packet.plain.get("client")) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)
             return replies[packet.kind](packet)
@@ -168,8 +166,6 @@ class Site:
         self.policy.check_question(name)
         if name not in self._questions:
             raise PermissionError(f"{name!r} is no question that this site answers.")
-        if name in WITHOUT_NOISE and self._config.privacy is not None:
-            raise Refused(f"its updates are private, and its answer to {name!r} would have no noise")
         module_name, _, function = name.partition(":")
         question = getattr(importlib.import_module(module_name), function)
         kept, memory = self._kept(packet), self._memory(packet)
@@ -213,8 +209,6 @@ class Site:
         models = [kept.get(name) for name in ("start", "trained", "sent")]
         start, trained, sent = (None if model is None else model.to(module.device) for model in models)
         manager.locals[0].set_models(start, trained, sent, tell)
-        # Whatever the server says that it has sent.
-        manager.locals[0].hides_start = self._config.hides_starts
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:

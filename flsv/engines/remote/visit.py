@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import os
+import logging
 import re
 import secrets
 import time
@@ -37,6 +37,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 SiteState = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 def own_secret(folder: Path) -> str:
@@ -48,8 +49,7 @@ def own_secret(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
-        with replacing(path) as file:
-            os.chmod(file.name, 0o600)  # before there is anything to read
+        with replacing(path, private=True) as file:
             file.write(secrets.token_hex(32).encode())
     if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
         raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another.")
@@ -124,7 +124,7 @@ class SiteMemory:
             kept: the state.
             earlier: names of the earlier visits whose states are not deleted.
         """
-        with replacing(self._path) as file:
+        with replacing(self._path, private=True) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
     def all(self) -> dict[str, SiteState]:
@@ -262,7 +262,14 @@ class SiteVisit(L.Callback):
         """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
         self._epochs.begin_round()
         (visit,) = self._loader.visits
-        self._loader.train(visit, self._epochs.run)
+        try:
+            self._loader.train(visit, self._epochs.run)
+        except Exception as error:
+            if not self._config.private or isinstance(error, Refused):
+                raise
+            # Whether it fails may depend on single samples.
+            _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
+            self._turn.context.broken = True  # type: ignore[union-attr]  # a client is in training
         if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own

@@ -77,17 +77,7 @@ def banzhaf(
 
 
 def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator | None) -> Tensor:
-    """Draw and evaluate coalitions until there are ``total``.
-
-    Args:
-        game: the game that evaluates the coalitions.
-        masks: bool ``[m, n]``, the coalitions drawn so far.
-        total: the number of coalitions to return, at least m.
-        generator: the random generator of the draws.
-
-    Returns:
-        bool ``[total, n]``, distinct coalitions in the order in which they were drawn.
-    """
+    """Draw and evaluate coalitions until there are ``total``."""
     while len(masks) < total:
         new = torch.rand(total - len(masks) + 64, game.num_players, generator=generator) < 0.5
         if len(masks) == 0:
@@ -100,17 +90,7 @@ def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator 
 
 
 def _msr(masks: Tensor, utilities: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Compute Banzhaf values by maximum sample reuse.
-
-    Args:
-        masks: bool ``[m, n]``, the drawn coalitions.
-        utilities: ``[m, M]``, their utilities.
-        fraction: m / 2^n, the share of all coalitions that are drawn.
-
-    Returns:
-        Values and standard errors, both ``[n, M]``. With fewer than 4 draws the errors are NaN, or 0 if these are all
-        coalitions.
-    """
+    """Compute Banzhaf values by maximum sample reuse."""
     inside, influence_inside = stratum_means(masks, utilities)
     outside, influence_outside = stratum_means(~masks, utilities)
     variance = (influence_inside.square() + influence_outside.square()).sum(dim=0) * (1 - fraction)

@@ -69,7 +69,7 @@ def complementary_shapley(
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs of coalitions in ``sample``."""
+    """Compute Shapley values and standard errors ``[n, M]`` from pairs of coalitions."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

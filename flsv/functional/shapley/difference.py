@@ -14,24 +14,13 @@ Corrections to the paper:
 
 Departures:
 
-- *Shared coalitions.* Algorithm 3 draws S for each player i separately, at two evaluations per sample. With the same
-  number of evaluations this is no better than plain Monte Carlo if coalitions average their updates and the utility is
-  accuracy. Here one random order of the other players serves all i at once. For up to half of the players, S is the
-  order's first j players for every later player i, and the order's last j players for every i among the first j. For
-  larger j, S is the order's first j + 1 players without i, or its last j + 1 without i. A sample of all differences
-  then takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions, and S is still uniform
-  for each difference. ``shared=False`` is algorithm 3.
 - *Small budgets.* A budget too small for one sample of every size is spent on sizes drawn at random, which leaves the
   mean over sizes unbiased.
 - *Values* are computed from the differences and from sum_i SV_i = U(N) - U(empty), which takes two more evaluations.
-  The normalized values of eq. 12, ``normalize_shapley(-differences)``, need only the differences and do not depend on
-  k.
+  The base player is the first one.
 """
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
@@ -42,76 +31,58 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.moments import Moments
 from flsv.functional.shapley.random_coalitions import random_coalitions, random_permutations
-from flsv.utilities.errors import ConfigurationError
-
-
-@dataclass(frozen=True, eq=False)
-class DifferenceEstimate(ShapleyEstimate):
-    """A Shapley estimate together with the differences from which its values were computed.
-
-    Attributes:
-        differences: the Shapley value of the base player minus that of each player, ``[n]`` or ``[n, M]``; 0 for the
-            base player itself.
-        base: the base player's number.
-    """
-
-    differences: Tensor
-    base: int
 
 
 def difference_shapley(
     utility: Utility,
     num_players: int,
     *,
-    base: int = 0,
-    shared: bool = True,
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
-) -> DifferenceEstimate:
-    """Estimate Shapley values by their differences from the value of one player, ``base`` (DMC).
+) -> ShapleyEstimate:
+    """Estimate Shapley values by their differences from the first player's value (DMC).
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        base: the number of the player that all others are compared with.
-        shared: True: compare all players on the same coalitions; False: draw coalitions for each player separately, as
-            the paper's algorithm 3 does.
         budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
-            sample of every difference at one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
+            sample of every difference at one coalition size: 2 n evaluations.
         generator: the random generator that draws the coalitions; None: torch's default.
         target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
-        The estimate: ``values``, ``stderr`` and ``differences``, ``[n]`` or ``[n, M]``. The values are exact, with
-        stderr 0, if the budget suffices for all coalitions, unless ``target_stderr`` is reached before. The standard
-        error is NaN until every coalition size has two samples, which takes about 2 n^2 evaluations (4 n^2 with
-        ``shared=False``).
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
+        budget suffices for all coalitions, unless ``target_stderr`` is reached before. The standard error is NaN until
+        every coalition size has two samples, which takes about 4 n^2 evaluations.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, ``base`` is not a player, ``target_stderr`` is not above
-            0, or there is no player.
+        ConfigurationError: the budget is below the minimum, ``target_stderr`` is not above 0, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> additive = lambda masks: masks.double() @ torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
-        >>> difference_shapley(additive, 3, budget=6).differences
-        tensor([0., 2., 1.], dtype=torch.float64)
+        >>> difference_shapley(additive, 3, budget=6).values
+        tensor([3., 1., 2.], dtype=torch.float64)
     """
-    per_size = num_players + 1 if shared else 2 * max(num_players - 1, 1)
+    per_size = 2 * max(num_players - 1, 1)
     run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size, target_stderr)
-    if not 0 <= base < num_players:
-        raise ConfigurationError(f"difference_shapley: base={base} is not one of the players 0..{num_players - 1}.")
     # With up to 3 players S is empty or all other players: one sample of each size covers all coalitions.
     if run.buys_all and (target_stderr is None or num_players <= 3):
-        return _enumerate(run.game, base)
-    strata = _Strata(run, base, shared, generator)
+        return _enumerate(run.game)
+    strata = _Strata(run, generator)
     strata.fill(per_size)
     stderr = strata.stderr()
     if run.buys_all and not run.reached(stderr):
-        return _enumerate(run.game, base)
-    return _wrap(run.game, base, strata.values(), stderr, strata.freedom())
+        return _enumerate(run.game)
+    return run.game.estimate(strata.values(), stderr, strata.freedom())
+
+
+def _enumerate(game: MemoizedGame) -> ShapleyEstimate:
+    """Compute the values exactly from all coalitions."""
+    values = shapley_of_table(game(all_coalitions(game.num_players)))
+    return game.estimate(values, torch.zeros_like(values))
 
 
 class _Strata:
@@ -122,13 +93,11 @@ class _Strata:
 
     Args:
         run: the game, the budget and the target of the call.
-        base: the base player k.
-        shared: whether all players are compared on the same coalitions.
         generator: the random generator of the draws; None: torch's default.
     """
 
-    def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
-        self.run, self.base, self.shared, self.generator = run, base, shared, generator
+    def __init__(self, run: Sampling, generator: Generator | None) -> None:
+        self.run, self.generator = run, generator
         self.num_players = run.game.num_players
         empty, grand = run.game.empty_and_grand()
         self.gain = grand - empty
@@ -171,20 +140,14 @@ class _Strata:
             The coalitions S + base player, and S + other player, both bool ``[R, n-1, n]``: for each draw one S for
             each player other than the base player.
         """
-        others, base = self.num_players - 1, self.base
-        if self.shared:
-            patterns = torch.stack([_pattern(size, others) for size in range(others)])
-            rank = random_permutations(len(sizes), others, self.generator).argsort(dim=1)
-            inner = patterns[sizes.view(-1, 1, 1), rank.unsqueeze(2), rank.unsqueeze(1)]
-        else:
-            free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
-            drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
-            inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
+        others = self.num_players - 1
+        free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
+        drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
+        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
         nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
-        with_other = inner | torch.eye(others, dtype=torch.bool)
         return (
-            torch.cat([inner[..., :base], ~nobody, inner[..., base:]], dim=2),
-            torch.cat([with_other[..., :base], nobody, with_other[..., base:]], dim=2),
+            torch.cat([~nobody, inner], dim=2),
+            torch.cat([nobody, inner | torch.eye(others, dtype=torch.bool)], dim=2),
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
@@ -198,7 +161,7 @@ class _Strata:
         both = self.run.game(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
-        differences = torch.cat([gaps[:, : self.base], zero, gaps[:, self.base :]], dim=1)
+        differences = torch.cat([zero, gaps], dim=1)
         values = (self.gain + differences.sum(dim=1, keepdim=True)) / self.num_players - differences
         for size in sizes.unique().tolist():
             self.sizes[size].add(values[sizes == size])
@@ -228,38 +191,3 @@ class _Strata:
         total = torch.stack([variance for variance, _ in inner]).sum(0).square()
         parts = torch.stack([variance.square() / count for variance, count in inner]).sum(0)
         return torch.where(parts > 0, total / parts, torch.inf)
-
-
-def _pattern(size: int, others: int) -> Tensor:
-    """Return a coalition S for each player, with players as positions in a random order without the base player.
-
-    Args:
-        size: the size of S.
-        others: the number of players in the order.
-
-    Returns:
-        bool ``[others, others]``; entry (r, c) is True if the player at position c is in S for the player at position
-        r.
-    """
-    rank = torch.arange(others)
-    block = size if 2 * size <= others else size + 1
-    first = rank < block
-    last = rank >= others - block
-    swap_in = block == size
-    rows = torch.where((first ^ swap_in).unsqueeze(1), first, last)
-    return rows if swap_in else rows & ~torch.eye(others, dtype=torch.bool)
-
-
-def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
-    """Compute the values and differences exactly from all coalitions."""
-    values = shapley_of_table(game(all_coalitions(game.num_players)))
-    return _wrap(game, base, values, torch.zeros_like(values))
-
-
-def _wrap(
-    game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
-) -> DifferenceEstimate:
-    """Make a :class:`DifferenceEstimate` of values and standard errors, float64 ``[n, M]``, for the base player."""
-    plain = game.estimate(values, stderr, freedom)
-    differences = game.estimate(values[base] - values, stderr).values
-    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

@@ -51,6 +51,6 @@ def exact_shapley(
         >>> exact_shapley(glove, 3).values
         tensor([0.6667, 0.1667, 0.1667])
     """
-    alternatives = "Use surrogate_shapley, regression_shapley or permutation_shapley with a budget."
+    alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives)
     return semivalue(utility, num_players, per_coalition(size_weights, num_players))

@@ -27,8 +27,7 @@ true noise is far smaller: the variance between two trainings of the same coalit
 coalitions in the federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
 **Standard errors** measure the uncertainty from coalitions that were not evaluated, on the assumption that the game is
-a draw from this Gaussian process. :func:`flsv.functional.kernel_shap` does not assume this. If its values for the same
-coalitions are outside this fit's intervals, the result depends on the assumption.
+a draw from this Gaussian process.
 
 The method is this package's own.
 """
@@ -108,9 +107,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
 
 def _complements(num_players: int) -> Tensor:
-    """Draw about n (n - 1) / 2 coalitions of all sizes from 2 to n - 2, each with its complement, bool ``[J, n]``.
-
-    They are the same in every call. Sizes are equally frequent, and all players are in equally many coalitions."""
+    """Draw about n (n - 1) / 2 coalitions of sizes 2 to n - 2 with their complements, bool ``[J, n]``."""
     n, draw, drawn = num_players, torch.Generator().manual_seed(0), list[Tensor]()
     known: set[tuple[bool, ...]] = set()
     count = n * (n - 1) // 4 if n > 3 else 0
@@ -127,7 +124,7 @@ def _complements(num_players: int) -> Tensor:
 
 
 def _distinct(masks: Tensor) -> Tensor:
-    """Drop repeated rows of ``masks``, except the first occurrence of each."""
+    """Drop repeated rows of ``masks``."""
     return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
@@ -260,16 +257,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
-    """Fit the Gaussian process to one game, and compute the posterior of its Shapley values.
-
-    Args:
-        masks: bool ``[K, n]``, the evaluated coalitions.
-        utilities: float64 ``[K]``, their utilities.
-        noise: the least standard deviation of the noise, in the utilities' unit; None: 0.
-
-    Returns:
-        The posterior means and the posterior standard deviations of the Shapley values, both ``[n]``.
-    """
+    """Fit the Gaussian process to one game, and return its values' means and deviations ``[n]``."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
         nothing = torch.zeros(n, dtype=torch.float64)
@@ -324,8 +312,7 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 
 def _check(masks: Tensor, columns: Tensor) -> None:
-    """Raise ValueError unless the masks are distinct and include the empty and the grand coalition, and the utilities
-    are finite and as many as the masks."""
+    """Check the masks and utilities, and that the empty and the grand coalition are included."""
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "

@@ -70,18 +70,7 @@ def gradient_shapley(
 
 
 def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
-    """Compute minus the Shapley values ``[k]`` for fixed weights w_i.
-
-    The game is quadratic in the members. A linear term belongs to its client, and the term of a pair is divided equally
-    between its two clients, so that the Shapley value of client i is
-
-        phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
-
-    Args:
-        slopes: ``[k]``, eta a_i.
-        bends: ``[k, k]``, eta^2/2 H_ij; None: first order.
-        weights: ``[k]``, w_i.
-    """
+    """Compute minus the Shapley values ``[k]`` for fixed weights w_i."""
     if weights.shape != slopes.shape:
         raise ValueError(f"expected fixed weights [{len(slopes)}], got {list(weights.shape)}.")
     values = weights * slopes
@@ -91,22 +80,7 @@ def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
 
 
 def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
-    """Compute minus the Shapley values ``[k]`` for uniform weights w_i(S) = 1/|S|.
-
-    The value is linear in the game, so that three elementary games v(S) of the n players suffice. Let s be a player's
-    position in a random order of the players, h = sum_{s=1..n} 1/s and q = sum_{s=1..n} 1/s^2. Averaged over s:
-
-    - v(S) = [j in S]/|S|: player j gains 1/s when it joins, so its value is h/n. Each other player has an equal share
-      of the rest of v(N) = 1/n, that is (1/n - h/n)/(n - 1).
-    - v(S) = [j in S]/|S|^2: the value of j is q/n, that of each other player (1/n^2 - q/n)/(n - 1).
-    - v(S) = [j and l in S]/|S|^2, j != l: player j gains 1/s^2 if l is among the s - 1 players before it, which has
-      probability (s - 1)/(n - 1). The value of j, and that of l, is (h - q)/(n (n - 1)), that of each other player
-      (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
-
-    Args:
-        slopes: ``[k]``, eta a_i, see :func:`gradient_shapley`.
-        bends: ``[k, k]``, eta^2/2 H_ij; None: first order.
-    """
+    """Compute minus the Shapley values ``[k]`` for uniform weights 1/|S|."""
     n = len(slopes)
     sizes = torch.arange(1, n + 1, dtype=torch.float64)
     h, q = float((1 / sizes).sum()), float((1 / sizes**2).sum())
@@ -123,16 +97,7 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
 
 
 def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
-    """Divide each client's term among all n clients, and sum up what each client gets.
-
-    Args:
-        terms: ``[n]``, one term per client.
-        own: the fraction of a term that its own client gets.
-        total: the fraction that all clients get together; the other clients get (total - own) / (n - 1) each.
-
-    Returns:
-        ``[n]``, the clients' sums.
-    """
+    """Divide each client's term among all clients, and sum up what each gets."""
     n = len(terms)
     if n == 1:
         return own * terms

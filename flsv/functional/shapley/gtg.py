@@ -113,7 +113,7 @@ def gtg_shapley(
 
 
 def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
-    """Draw random orders of the players, int ``[cycles * n, n]``; every player is first in one order of each cycle."""
+    """Draw orders int ``[cycles * n, n]`` in which every player is first once per cycle."""
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
     others = random_permutations(len(leaders), num_players, generator)
     others = others[others != leaders].view(len(leaders), num_players - 1)
@@ -121,13 +121,7 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Return whether the running mean of marginal contributions has converged; never before max(30, n) orders.
-
-    Args:
-        samples: ``[P, n, M]``, the contributions along the P orders so far.
-        threshold: the bound on the relative difference, averaged over the players, between each of the last 10 running
-            means and the present one.
-    """
+    """Return whether the running mean of marginal contributions has converged."""
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False
     recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
@@ -136,15 +130,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Compute the standard error of the mean of marginal contributions.
-
-    Args:
-        samples: ``[P, n, M]``, the contributions along P orders.
-        leaders: int ``[P]``, the first player of each order.
-
-    Returns:
-        ``[n, M]``; NaN unless P is at least 2 more than the number of different players in ``leaders``.
-    """
+    """Compute the standard error of the mean of marginal contributions."""
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
     freedom = count - int((led > 0).sum())

@@ -139,16 +139,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
-    """Compute the probabilities of the hypergeometric distribution.
-
-    Args:
-        population: how many items there are.
-        marked: how many of the items are marked.
-        most: the largest number of marked items to list.
-
-    Returns:
-        float64 ``[population + 1, most + 1]``; row s, column j: the probability that j of s drawn items are marked.
-    """
+    """Compute the probabilities of the hypergeometric distribution."""
     drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
     hits = torch.arange(most + 1, dtype=torch.float64)
     possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)

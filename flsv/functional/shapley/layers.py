@@ -124,11 +124,11 @@ class LayeredSample:
             self._draw(layer, count)
 
     def _equal_spread(self, layer: Layer) -> float:
-        """Compute the default of ``share``, which is optimal if utilities have the same variance at all sizes."""
+        """Return the shares that are optimal if utilities have the same variance at all sizes."""
         return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
-        """Draw further coalitions (or pairs) of a layer until it has ``count``."""
+        """Draw coalitions (or pairs) of a layer until it has ``count``."""
         if count > len(layer.masks) and count == layer.capacity:
             self._add(layer, self._all(layer), count)
         elif self.cover and len(layer.masks) == 0:
@@ -138,13 +138,7 @@ class LayeredSample:
             self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
-        """Add coalitions that a layer does not have yet, until it has ``count``.
-
-        Args:
-            layer: the layer, which is changed.
-            masks: bool ``[B, n]``, coalitions of the layer's size.
-            count: the largest number of coalitions in the layer.
-        """
+        """Add coalitions that a layer does not have yet, until it has ``count``."""
         if self.paired and 2 * layer.size == self.num_players:
             masks = masks ^ ~masks[:, :1]
         new = []
@@ -155,13 +149,7 @@ class LayeredSample:
         layer.masks = torch.cat([layer.masks, masks[new]])
 
     def _blocks(self, size: int) -> Tensor:
-        """Draw coalitions of one size such that every player is in at least one of them and outside at least one.
-
-        They are random blocks of ``size`` players; if ``size`` is above n / 2, complements of random blocks.
-
-        Returns:
-            bool ``[B, n]``.
-        """
+        """Draw coalitions of one size such that every player is inside one and outside another."""
         short = min(size, self.num_players - size)
         order = random_permutations(1, self.num_players, self.generator)[0]
         count = -(-self.num_players // short)

@@ -58,14 +58,6 @@ class MemoizedGame:
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions. Only coalitions without a stored utility are evaluated, and then stored.
-
-        Args:
-            masks: bool ``[..., n]``.
-
-        Returns:
-            float64 ``[..., M]``; M = 1 for a scalar game.
-        """
         flat = masks.reshape(-1, self.num_players)
         keys = coalition_keys(flat)
         if keys:
@@ -108,12 +100,7 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate the coalitions without a stored utility, in one call, and store the utilities.
-
-        Args:
-            masks: bool ``[K, n]``.
-            keys: the coalitions' K keys, see :func:`coalition_keys`.
-        """
+        """Evaluate the coalitions without a stored utility in one call, and store the utilities."""
         rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return

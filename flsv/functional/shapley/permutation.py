@@ -146,21 +146,7 @@ def permutation_shapley(
 
 
 class _Walk:
-    """Evaluation of groups of random orders until the budget is spent or the target is reached.
-
-    A group is one order, or an order and its reverse.
-
-    Args:
-        run: the game, the budget and the target.
-        group: the number of orders in a group, 1 or 2.
-        most: the largest number of groups.
-        truncation: see :func:`permutation_shapley`.
-        size_weights: see :func:`permutation_shapley`.
-
-    Attributes:
-        moments: running mean and standard error ``[n, M]`` of the groups' mean marginal contributions.
-        different: one order of each distinct group.
-    """
+    """Evaluation of groups of random orders until the budget is spent or the target is reached."""
 
     def __init__(
         self,
@@ -177,7 +163,7 @@ class _Walk:
         self._per_group = max(group * (run.game.num_players - 1), 1)
 
     def go(self, generator: Generator | None) -> None:
-        """Draw and evaluate groups until there are ``most``, the budget is spent or the target is reached."""
+        """Draw and evaluate groups until there are ``most``, or the budget or target ends it."""
         self.run.game.empty_and_grand()
         affordable = 0
         while self.moments.count < self.most:
@@ -196,43 +182,29 @@ class _Walk:
                 return
 
     def _safe(self) -> int:
-        """Count the groups that the remaining budget suffices for even if all their coalitions are new."""
+        """Count the groups that the budget suffices for even if all their coalitions are new."""
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
-        """Choose how many groups to draw in the next batch.
-
-        Args:
-            safe: the number of groups that the budget suffices for in any case, see :meth:`_safe`.
-            affordable: how many groups of the last batch the budget sufficed for.
-        """
+        """Choose how many groups to draw in the next batch."""
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:
             batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
         return batch
 
     def _orders(self, groups: int, generator: Generator | None) -> Tensor:
-        """Draw the orders int ``[groups * group, n]`` of ``groups`` random groups."""
+        """Draw the orders int ``[groups * group, n]``."""
         orders = random_permutations(groups, self.run.game.num_players, generator)
         return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
     def _add(self, orders: Tensor) -> None:
-        """Compute the marginal contributions along the orders of complete groups, and add each group's mean to
-        :attr:`moments`."""
+        """Add each group's mean marginal contributions to :attr:`moments`."""
         samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
         self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
         self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:
-    """Choose one order per group; two groups with the same orders get the same representative.
-
-    Args:
-        orders: int ``[P * group, n]``, the orders of P groups.
-        group: the number of orders in a group; 2: an order and its reverse.
-
-    Returns:
-        int ``[P, n]``.
-    """
+    """Choose one order per group, the same for groups with the same orders."""
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first

@@ -31,7 +31,6 @@ from flsv.functional.shapley.game import ShapleyEstimate
 from flsv.functional.shapley.gtg import gtg_shapley
 from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress
@@ -48,7 +47,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "stratified": stratified_shapley,
     "complementary": complementary_shapley,
     "difference": difference_shapley,
-    "regression": regression_shapley,
     "surrogate": surrogate_shapley,
     "gtg": gtg_shapley,
     "leave_one_out": leave_one_out,
@@ -173,8 +171,7 @@ def check_estimator(
 
 
 def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
-    """Raise ConfigurationError unless the function ``function`` takes all ``arguments``; ``owner`` and ``value`` are as
-    for :func:`check_estimator`."""
+    """Raise ConfigurationError unless ``function`` takes all ``arguments``."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function without a signature
@@ -192,5 +189,5 @@ def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], 
 
 
 def _one_player(masks: Tensor) -> Tensor:
-    """Return the utilities of coalitions in a game of one player: 1 for the player, 0 for the empty coalition."""
+    """Return the utilities of coalitions in a game of one player, who is worth 1."""
     return masks.sum(1).double()

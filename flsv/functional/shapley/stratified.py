@@ -100,7 +100,7 @@ def stratified_shapley(
 
 
 def _by_size(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors, both ``[n, M]``, from the coalitions in ``sample``."""
+    """Compute Shapley values and standard errors ``[n, M]`` from a layered sample."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

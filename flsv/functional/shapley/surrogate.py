@@ -90,7 +90,7 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of the coalitions ``masks``, bool ``[K, n]``."""
+        """Compute the fitted utilities ``[K, M]`` of ``masks``, bool ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
@@ -123,17 +123,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
 
 
 def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
-    """Choose the ridge penalty of the largest marginal likelihood for one kernel.
-
-    Args:
-        kernels: the parts of the kernel.
-        masks: the m coalitions to fit, bool ``[m, n]``.
-        y: the standardized utilities, ``[m, M]``.
-
-    Returns:
-        The negative log likelihood, up to constants; the parts with their scales; and the eigenvectors ``[m, m]`` and
-        eigenvalues ``[m]`` of the kernel's matrix with the penalty.
-    """
+    """Choose the ridge penalty of the largest marginal likelihood for one kernel."""
     parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
     for kernel in kernels:
         part = gram(kernel, masks, masks)
@@ -149,16 +139,7 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    r"""Estimate the Shapley values of the residual game from each pair of complementary coalitions alone.
-
-    Args:
-        layer: m pairs of coalitions of the same two sizes.
-        residuals: ``[m, M]``, for each pair r(S) - r(N \ S), the residual of a coalition minus that of its complement.
-
-    Returns:
-        ``[m, n, M]``: entry j is the estimate, from pair j, of what coalitions of the layer's sizes add to the Shapley
-        values.
-    """
+    """Estimate the values ``[m, n, M]`` of the residual game from each pair of complements alone."""
     return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
 
@@ -206,14 +187,7 @@ class AdjustedEstimator:
 
 
 def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
-    """Estimate what coalitions of a layer's sizes add to the Shapley values of the residual game, ``[n, M]``.
-
-    Args:
-        layer: m pairs of coalitions of the same two sizes, a sample of all such pairs.
-        residuals: ``[m, M]``, the pairs' residuals, as for :func:`_pair_terms`.
-        known: positions of the pairs that were in the fit. Each of them represents only itself, and the other sampled
-            pairs represent all other pairs of these sizes. None: all m pairs represent all pairs.
-    """
+    """Estimate what a layer adds to the values ``[n, M]`` of the residual game."""
     terms = _pair_terms(layer, residuals)
     if known is None or len(known) == len(terms):
         return terms.mean(dim=0)
@@ -224,8 +198,7 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 
 
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
-    """Estimate the standard errors ``[n, M]`` of n players' values in M games from the residuals ``[m, M]`` of the m
-    pairs of complementary coalitions in each layer."""
+    """Estimate the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
@@ -235,18 +208,7 @@ def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
 
 
 def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
-    """Select the pairs of a layer to which the surrogate of one fold is fitted.
-
-    Args:
-        layers: all layers of the sample.
-        layer: the layer to select from.
-        fold: the number of the fold, from 0, whose pairs are held out of the fit.
-        folds: the number of folds; 1: no pair is held out.
-
-    Returns:
-        int ``[p]``, the selected pairs' positions in the layer. No pair is held out of a layer that was sampled
-        completely. If the whole sample exceeds ``_MAX_FIT`` coalitions, every layer gives only a part of its pairs.
-    """
+    """Select the positions of a layer's pairs to which one fold's surrogate is fitted."""
     index = torch.arange(len(layer.masks))
     if folds > 1 and len(index) < layer.capacity:
         index = index[index % folds != fold]

@@ -114,7 +114,7 @@ def wasserstein_barycenter(
 
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
-    """Return the clients' weights normalized to sum to 1; equal weights if ``weights`` is None."""
+    """Normalize the clients' weights, equal by default, to sum to 1."""
     shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
     if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
         raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")

@@ -142,6 +142,6 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
 
 
 def _root(centered: Tensor) -> Tensor:
-    """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``; 0 for a single sample."""
+    """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``."""
     values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

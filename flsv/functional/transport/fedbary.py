@@ -146,20 +146,7 @@ def _values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Compute the samples' values for one choice of ``part``; one cost matrix is in memory at a time.
-
-    Args:
-        x: the features of the client's samples, ``[m, d]``.
-        y: the classes of the client's samples, ``[m]``; None: they are not known.
-        x2: the features of the validation samples (or of gamma), ``[m2, d]``.
-        labeled: computes the cost matrix ``[m, m2]`` with the label term; None: labels do not count.
-        part: ``"features"``, ``"labels"`` or ``"both"``.
-        blur: see :func:`direct_values`.
-        scaling: see :func:`direct_values`.
-
-    Returns:
-        The calibrated gradient of the chosen potential, ``[m]``.
-    """
+    """Compute the samples' values for one choice of ``part``."""
     if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)

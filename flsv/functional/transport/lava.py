@@ -126,10 +126,7 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
 
 
 def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """Compute the squared distances between the Gaussians fitted to the classes, see :func:`class_distances`.
-
-    With R and R' the square roots of the covariances, tr((S^(1/2) S' S^(1/2))^(1/2)) is the nuclear norm of R R'.
-    """
+    """Compute the squared distances between Gaussians that are fitted to the classes."""
     first, other = (class_statistics(points.double(), c, covariance="full") for points, c in ((x, y), (x2, y2)))
     assert first.deviations is not None
     assert other.deviations is not None
@@ -140,7 +137,7 @@ def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
 
 
 def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, inner: Inner, label_weight: float) -> Tensor:
-    """Compute the ground cost ``[m, m2]`` of features and classes; arguments as in :func:`lava`."""
+    """Compute the ground cost ``[m, m2]`` of features and classes."""
     cost = label_augmented_cost(x, None, x2, None).div_(2)
     if label_weight > 0:
         between = (label_weight / 2 * class_distances(x, y, x2, y2, inner=inner)).to(cost)

@@ -165,17 +165,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Compute the potentials of :func:`entropic_potentials`, with a given function for the last stage.
-
-    Args:
-        cost: the costs ``[m, m2]``, which are overwritten.
-        eps: the final regularization, in the unit of the costs.
-        scaling: the factor of eps from one stage to the next.
-        finish: the function for the last stage, :func:`_half_way` or :func:`_over_relaxed`.
-
-    Returns:
-        The potentials ``[m]`` and ``[m2]``, of equal means.
-    """
+    """Compute the entropic potentials, with a given function for the last stage."""
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
@@ -213,18 +203,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
 
 
 def _half_way(plan: Tensor, iterations: int) -> Finished:
-    """Find scalings of a plan that give it uniform marginals, by simultaneous updates of both sides.
-
-    In each iteration rows and columns are scaled at once, each by the square root of the factor that would correct its
-    marginal.
-
-    Args:
-        plan: ``[m, m2]``, the masses to scale, times m m2, so that the mean of a row or column should be 1.
-        iterations: the largest number of iterations.
-
-    Returns:
-        The scalings' logarithms, the number of iterations and the remaining error, see ``Finished``.
-    """
+    """Find scalings that give a plan uniform marginals, by simultaneous updates of both sides."""
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
     while steps < iterations and error >= TOLERANCE:
@@ -236,21 +215,7 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
 
 
 def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
-    """Find scalings of a plan that give it uniform marginals, by alternating, over-relaxed updates.
-
-    Columns and rows are scaled alternately, each by the power omega of the factor that would correct its marginal
-    (Thibault, Chizat, Dossal, Papadakis, "Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport",
-    Algorithms 14(5), 2021). With omega = 1 the error falls by a factor lambda per iteration, which is close to 1 if eps
-    is small. With omega = 2 / (1 + (1 - lambda)^(1/2)) it falls by the factor omega - 1 (Young). Lambda is estimated
-    from the decrease of the error.
-
-    Args:
-        plan: as for :func:`_half_way`.
-        iterations: the largest number of iterations.
-
-    Returns:
-        As for :func:`_half_way`.
-    """
+    """Find scalings that give a plan uniform marginals, by alternating over-relaxed updates."""
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
     while steps < iterations:
@@ -279,18 +244,7 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
 
 
 def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
-    """Compute the soft minimum over j of cost_ij - other_j for each row i, in blocks of rows to save memory.
-
-        -eps log mean_j exp((other_j - cost_ij) / eps)
-
-    Args:
-        cost: the costs ``[m, m2]``.
-        other: the potentials ``[m2]`` of the other side.
-        eps: the regularization.
-
-    Returns:
-        ``[m]``.
-    """
+    """Compute the soft minimum over j of cost_ij - other_j for each row i."""
     rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
     parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
     return -eps * (torch.cat(parts) - math.log(cost.shape[1]))

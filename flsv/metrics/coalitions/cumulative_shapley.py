@@ -25,7 +25,7 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
     When not to use it:
         Where it should not matter in how many rounds a client takes part: a client that is drawn more often can have a
         larger sum. Multiplied by E[T] / T, with T the number of its rounds, the sum is an estimate of the value of its
-        data instead of its part in this run (example below; trials in ``docs/results/payments.md``). Where a single
+        data instead of its part in this run (example below). Where a single
         round's loss jumps: its game counts as much as any other. Without a validation set at the server.
 
     Example:

@@ -36,14 +36,14 @@ class ClientContext:
         position: the number of batches that the client has trained on so far.
         local_epochs: the number of local epochs that ``batches`` covers.
         epoch: the local epoch, from 0, of the present step.
+        broken: whether training has failed, or its result is not finite.
         trained: ``[P]``, the model that the client has trained; None before the end.
         sent: ``[P]``, the model that the client sends, after the uploads (compression, noise); None before the end.
             Compute reports from this model, which the server receives: reports computed from ``trained`` would reveal
             what noise hides.
         upload: ``upload(vector, start, name)`` applies the uploads (compression, noise) to another model ``[P]`` of
             this client, which was trained from ``start``, and returns the result. The uploads' own state for this model
-            is kept under ``name``. Before the end of training the model is returned unchanged; with
-            :class:`flsv.privacy.GaussianPrivacy` the call raises ConfigurationError.
+            is kept under ``name``. Before the end of training the model is returned unchanged.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ClientContext:
         self.state = local.state
         self.optimizer: Any = None
         self.num_steps, self.lr_sum, self.epoch, self.position = 0, 0.0, 0, 0
+        self.broken = False
         self.trained: Tensor | None = None
         self.sent: Tensor | None = None
         self.upload: Callable[[Tensor, Tensor, str], Tensor] = lambda vector, start, name: vector
@@ -287,20 +288,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """Return the model ``[P]`` that a client predicts and is tested with; called at the client.
-
-    This is the client's own model that the client algorithm names in :attr:`ClientAlgorithm.uses`, if the client has
-    one already; otherwise the personalizer's model for the client; without a personalizer the model that the server
-    sends.
-
-    Args:
-        local: the client's data and state.
-        instruction: the server's message to the client.
-        strategies: the federation's strategies by name.
-
-    Returns:
-        The model, or None if the client has none of these models.
-    """
+    """Return the model ``[P]`` that a client predicts and is tested with, at the client."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
         return local.state[algorithm.uses]

@@ -115,7 +115,7 @@ class FedDynServer(Aggregator):
 
 
 def check_sides(federation: FederationInfo) -> None:
-    """Raise ConfigurationError unless both :class:`FedDyn` and :class:`FedDynServer` are set."""
+    """Check that both :class:`FedDyn` and :class:`FedDynServer` are set."""
     client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
         raise ConfigurationError(

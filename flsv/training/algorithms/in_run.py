@@ -34,7 +34,6 @@ from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
-from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.training.ghost import GhostProducts
 from flsv.utilities.declared import Count
@@ -76,12 +75,11 @@ class InRunValues(ClientAlgorithm):
 
     Raises:
         ConfigurationError: Before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
-            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``; or updates get noise for privacy,
-            which the reported values would not get. Before the first step: there is no ``InRunShapley`` metric, a layer
-            mixes a batch's samples (BatchNorm), or batches have no classes. After the first backward pass: the
-            gradients differ from those that follow from the layers' inputs and outputs, since the loss has a term in
-            the parameters themselves, or is scaled. After a later pass over a client's samples: a sample's class has
-            changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
+            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``. Before the first step: there is no
+            ``InRunShapley`` metric, a layer mixes a batch's samples (BatchNorm), or batches have no classes. After the
+            first backward pass: the gradients differ from those that follow from the layers' inputs and outputs, since
+            the loss has a term in the parameters themselves, or is scaled. After a later pass over a client's samples:
+            a sample's class has changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -123,11 +121,6 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
                 f"configures {list(federation.optimizers)}."
-            )
-        if any(isinstance(each, GaussianPrivacy) for each in federation.uploads):
-            raise ConfigurationError(
-                f"{self!r} reports values of the clients' samples without noise, which privacy=GaussianPrivacy(...) "
-                "does not account for. Leave one of the two out; flsv.metrics.GradientShapley values noised updates."
             )
 
     def bind_evaluator(self, games: Any) -> None:
@@ -230,15 +223,7 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
-        """Return the indices ``[count]`` of the next batch's samples among the client's training samples.
-
-        Args:
-            context: the client's training.
-            count: the number of samples in the batch.
-
-        Raises:
-            ConfigurationError: batches hold more samples than the client has.
-        """
+        """Return the indices ``[count]`` of the next batch's samples."""
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
@@ -261,11 +246,7 @@ class InRunValues(ClientAlgorithm):
         return rows
 
     def _recognize(self, context: ClientContext) -> None:
-        """Check after a pass over the samples that each sample has the same class as in the pass before.
-
-        Raises:
-            ConfigurationError: a class differs, so that a value would be assigned to the wrong sample.
-        """
+        """Check that each sample has the same class as in the pass before."""
         if not self._seen:
             return
         rows, classes = (torch.cat(each) for each in zip(*self._seen))
@@ -283,8 +264,7 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Check that the samples' ghost products of the first step sum to <g, gradient of the step>, with g the
-        gradient of the validation loss; else raise ConfigurationError."""
+        """Check that the samples' products sum to that of the first step's whole gradient."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
@@ -302,5 +282,5 @@ class InRunValues(ClientAlgorithm):
 
 
 def _table(samples: Tensor) -> str:
-    """Write the samples' values as the text of a CSV file with the columns ``sample`` and ``value``."""
+    """Write the samples' values as the text of a CSV file."""
     return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))

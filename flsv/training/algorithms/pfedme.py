@@ -81,11 +81,7 @@ class MoreauSGD(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Check the options of one parameter group.
-
-        Raises:
-            ConfigurationError: an option is out of range.
-        """
+        """Check the options of one parameter group."""
         lamda = group["lamda"]
         check_number(self, "lamda", lamda, above=0)
         check_number(self, "lr", group["lr"], above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
@@ -131,8 +127,7 @@ class MoreauSGD(torch.optim.Optimizer):
                     theta.copy_(self.state[theta]["shared"])
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """Yield for each parameter group: the group, its parameters that have a gradient, and the shared weights w of
-        these parameters."""
+        """Yield each parameter group with its trained parameters and their shared weights."""
         for group in self.param_groups:
             thetas = [theta for theta in group["params"] if theta.grad is not None]
             for theta in thetas:

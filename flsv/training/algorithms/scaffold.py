@@ -7,23 +7,32 @@ option II. The server's average is ``FedAvg(weighting="uniform")``, and the pape
 Departures:
 
 - The paper's K eta_l, by which option II divides, is the sum of the learning rates of the client's steps.
-- The paper's y_i in option II is the model that the client *sends*. If uploads (attacks, noise, compression) change the
-  model, the variates reveal no more than the sent model, and the server's variate is still the mean of the clients'
-  variates.
+- The paper's y_i in option II is the model that the client *sends*. If uploads (attacks, compression) change the model,
+  the server's variate is still the mean of the clients' variates.
+- The server computes c_i+ - c_i itself, from y_i as filters have left it and the client's K eta_l. A robust aggregator
+  gives what takes the place of their mean.
 - With gradient clipping, corrected gradients are clipped; with weight decay, the variates include the decay.
 """
 
 from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flsv.core import FederationState, Round
 from flsv.core.strategy import FederationInfo
+from flsv.data.groups import client_called
+from flsv.functional.distances import distances
+from flsv.functional.outliers import large_updates
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 
-VARIATE, CHANGE = "control_variate", "control_variate_change"
+VARIATE, RATES = "control_variate", "learning_rate_sum"
 
 
 class SCAFFOLD(ClientAlgorithm):
@@ -35,8 +44,9 @@ class SCAFFOLD(ClientAlgorithm):
         c <- c + 1/n sum_{i in cohort} (c_i+ - c_i),
 
     where n is the number of all clients, and c_i+ replaces c_i. Only parameters have variates; buffers (BatchNorm's
-    statistics) are averaged as in FedAvg. The server sends c beside the model, and each client reports the change of
-    c_i: traffic is twice that of FedAvg.
+    statistics) are averaged as in FedAvg. The server sends c beside the model, and each client reports K lr, from which
+    the server computes the change of c_i. A change that is far larger than the cohort's is left out, with a warning
+    that names the client.
 
     Raises:
         ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
@@ -49,7 +59,7 @@ class SCAFFOLD(ClientAlgorithm):
     """
 
     sends = (VARIATE,)
-    reports = (CHANGE,)
+    reports = (RATES,)
     saved = ("_variate",)
 
     def begin(self, federation: FederationInfo) -> None:
@@ -57,7 +67,8 @@ class SCAFFOLD(ClientAlgorithm):
         self._variate = federation.global_vector.new_zeros(federation.space.num_parameters)
 
     def resume(self, federation: FederationInfo) -> None:
-        self._num_clients = federation.num_clients
+        self._num_clients, self._names = federation.num_clients, federation.client_names
+        self._aggregator: Any = federation.strategies["aggregator"]
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
         if not sgd or any(group["momentum"] for group in groups) or len({group["lr"] for group in groups}) > 1:
@@ -77,15 +88,26 @@ class SCAFFOLD(ClientAlgorithm):
         torch._foreach_add_(gradients, context.entries(context.received(VARIATE), parameters))
         torch._foreach_sub_(gradients, context.entries(context.state[VARIATE], parameters))
 
-    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+    def end_client(self, context: ClientContext) -> dict[str, float]:
         assert context.sent is not None
-        server, cut = context.received(VARIATE), context.num_parameters
-        if not context.lr_sum:  # all learning rates were 0, as at the start of a warm-up: the model has not changed
-            return {CHANGE: torch.zeros_like(server)}
-        change = (context.start[:cut] - context.sent[:cut]) / context.lr_sum - server
-        context.state[VARIATE] = context.state[VARIATE] + change
-        return {CHANGE: change}
+        cut = context.num_parameters
+        if context.lr_sum:  # else all learning rates were 0, as at the start of a warm-up: the model has not changed
+            slope = (context.start[:cut] - context.sent[:cut]) / context.lr_sum
+            context.state[VARIATE] = context.state[VARIATE] + slope - context.received(VARIATE)
+        return {RATES: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
-        changes = round.reports[CHANGE]
-        self._variate = self._variate.to(changes) + changes.sum(0) / self._num_clients
+        updates = round.client_updates[:, : round.space.num_parameters]
+        rates, variate = round.reports[RATES].to(updates)[:, None], self._variate.to(updates)
+        # A client whose learning rates were all 0 has not moved.
+        slopes = torch.where((rates == 0) & (updates == 0), variate, updates / -rates.clamp_min(0))
+        large = large_updates(distances(slopes, variate.new_zeros(1)))
+        for client in on_host(round.client_ids[large]):
+            who = client_called(client, self._names)
+            warnings.warn(f"{who} reports learning rates that do not fit its update: they are left out.", stacklevel=2)
+        slopes[large] = variate
+        mean = slopes.mean(0)
+        if self._aggregator.robust:
+            as_models = replace(round, client_vectors=slopes, global_vector=torch.zeros_like(variate), starts=None)
+            mean = self._aggregator.aggregate(as_models, {})[0]
+        self._variate = variate + len(round) / self._num_clients * (mean - variate)

@@ -24,7 +24,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from flsv._lightning.patches import callbacks_of
-from flsv.training.rows.hook_code import hook_adapts
 from flsv.training.rows.kernel import ELEMENTWISE, is_elementwise
 
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have.
@@ -43,18 +42,6 @@ HOOKS_OF_A_MODULE = (
     "optimizer_step",
     "optimizer_zero_grad",
     "configure_gradient_clipping",
-)
-#: Names of the hooks, of modules and callbacks, that can read the validation scores of the federation's model.
-HOOKS_OF_VALIDATION = (
-    "on_validation_start",
-    "on_validation_epoch_start",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_validation_epoch_end",
-    "on_validation_end",
-    "on_train_epoch_end",
-    "on_train_epoch_start",
-    "on_train_start",
 )
 #: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
 #: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
@@ -145,28 +132,6 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
     plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
     if plateau:
         return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
-    return None
-
-
-def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
-    """Find a hook that may change the training depending on the validation scores of the federation's model.
-
-    With such a hook, coalitions cannot be trained beside the federation: each coalition's model has other scores.
-
-    Args:
-        trainer: the trainer.
-        proved: whether a coalition is also trained alone and compared, so that only a hook that reads scores counts.
-
-    Returns:
-        The reason, which names the hook, and the remedy, for an error message; None if there is no such hook.
-    """
-    for part in (trainer.lightning_module, *callbacks_of(trainer)):
-        for hook in HOOKS_OF_VALIDATION:
-            if hook_adapts(part, hook, proved):
-                return (
-                    f"{hook} of {type(part).__name__} may change the training by the federation's validation, and "
-                    "every coalition has one of its own. Let it only log"
-                )
     return None
 
 

@@ -9,7 +9,7 @@ time of ``x W^T``. This way is not taken for convolutions, whose batched backwar
 recurrent layers, which do not have one.
 
 Every step is traced anew, so that it sees the module's present attributes and the epoch; compiling it takes longer than
-it saves (``docs/results/gpu.md``). Within such steps a module must neither store values in its attributes nor read a
+it saves. Within such steps a module must neither store values in its attributes nor read a
 single client's values from the trainer: :class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect both.
 """
 

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
@@ -53,14 +55,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from flsv.engines.flower_resident import resident
 
-what, idle, run, site = json.loads(sys.argv[1])
-TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 3, run, 5
-message = Message(RecordDict({"told": ConfigRecord({"what": what})}), 5, "train")
+what, idle, run, site, node = json.loads(sys.argv[1])
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 3, run, node
+message = Message(RecordDict({"told": ConfigRecord({"what": what})}), node, "train")
 message.metadata.__dict__.update(_message_id="m", _src_node_id=1, _run_id=run)
-context = Context(run_id=run, node_id=5, node_config=site, state=RecordDict(), run_config={})
+context = Context(run_id=run, node_id=node, node_config=site, state=RecordDict(), run_config={})
 assert "torch" not in sys.modules and "lightning" not in sys.modules
 reply = resident("their_app:app", idle=idle)(message, context)
-assert (reply.metadata.run_id, reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (run, 5, "m")
+assert (reply.metadata.run_id, reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (run, node, "m")
 said = dict(reply.content["said"])
 print(json.dumps({**said, "own": os.getpid(), "count": context.state["count"]["messages"]}))
 """
@@ -73,8 +75,8 @@ class Site:
         self.folder = folder
         (folder / "their_app.py").write_text(APP)
 
-    def send(self, what: str, idle: float = 60, run: int = 1) -> dict[str, Any]:
-        told = json.dumps([what, idle, run, {"folder": str(self.folder / "site")}])
+    def send(self, what: str, idle: float = 60, run: int = 1, node: int = 5) -> dict[str, Any]:
+        told = json.dumps([what, idle, run, {"folder": str(self.folder / "site")}, node])
         command = [sys.executable, "-c", MESSAGE, told]
         # Files: the process that lives on has them, too, so a pipe would not end.
         with (self.folder / "out").open("w") as out, (self.folder / "log").open("a") as log:
@@ -136,6 +138,18 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
     assert site.send("c")["seen"] == ["c"]
 
 
+def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
+    """It would work on the first one's data, or take its socket away."""
+    first = site.send("a")
+    for run in (1, 2):
+        assert "another SuperNode works in this site's folder" in site.send("b", run=run, node=6)["error"]
+    assert site.send("c") == {**first, "seen": ["a", "c"], "own": ANY, "count": 2}
+    os.kill(first["process"], signal.SIGKILL)
+    with FileLock(site.folder / "site" / "socket.key.lock"):  # of a process that another socket leads to
+        assert "another SuperNode works in this site's folder" in site.send("d")["error"]
+    assert site.send("e")["seen"] == ["e"]
+
+
 def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
     first = site.send("a")
     for idle in (60, 0):  # in the process that lives on, and in the message's own
@@ -160,7 +174,7 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
 
 def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
     assert gone(site.send("a", idle=1)["process"])
-    told, out = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}]), site.folder / "out"
+    told, out = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5]), site.folder / "out"
     code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"
     subprocess.run([sys.executable, "-c", code, sys.executable, "-c", MESSAGE, told], cwd=site.folder, timeout=60)
     assert gone(json.loads(out.read_text())["process"])

@@ -1,6 +1,7 @@
 """Sites that do not answer, or send what is of no use: who is left out, and what stays as it was."""
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop
-from flsv.aggregation import FedAvg, FedCE
+from flsv.aggregation import FedAvg, FedCE, GeometricMedian, TrimmedMean
 from flsv.core import find_loop
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.filters import OutlierFilter
 from flsv.metrics import ContributionEstimation, DomainRelevance
-from flsv.personalization import FedFomo, PFedSV
+from flsv.personalization import IFCA, FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
@@ -173,3 +174,44 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(tm
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="It is chosen last"):
         assert remote.fit().participations.tolist() == [3, 0, 3]
+
+
+GUARDS: dict[str, dict[str, Any]] = {
+    "trimmed mean": {"aggregator": TrimmedMean(0.34)},
+    "geometric median": {"aggregator": GeometricMedian()},
+    "mean": {"aggregator": FedAvg("uniform")},
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_no_report_of_one_site_moves_the_model_far(tmp_path: Path, guard: str) -> None:
+    """Its update is as it should be, and what it reports beside it is any number."""
+    make = partial(shapfed, metrics={}, client_algorithm=SCAFFOLD(), **GUARDS[guard])
+    honest = Remotely(tmp_path / "honest", make).fit().state.model()
+    for lie in (100.0, 3e38, 1e-6, 1e-300, -1.0):
+
+        def spoil(address: int, packet: Packet, reply: Packet, lie: float = lie) -> Packet:
+            if packet.kind != "train" or address != 101:
+                return reply
+            lies = {n: torch.full_like(t, lie) if n.startswith("report/") else t for n, t in reply.tensors.items()}
+            return Packet("update", reply.plain, lies)
+
+        remote = Remotely(tmp_path / f"{lie}", make)
+        remote.transport.spoil = spoil
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = remote.fit().state.model()
+        assert (model - honest).norm() < 0.1 * honest.norm(), lie
+        named = [str(each.message) for each in said if "Lyon" in str(each.message)]
+        assert bool(named) == (lie < 1e-3), (lie, named)
+
+
+def test_site_that_names_no_cluster_does_not_stop_the_run(tmp_path: Path) -> None:
+    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind != "train" or address != 101:
+            return reply
+        return Packet("update", reply.plain, {**reply.tensors, "report/cluster": torch.tensor(-7e9).double()})
+
+    remote = Remotely(tmp_path, partial(shapfed, metrics={}, aggregator=FedAvg("uniform"), personalizer=IFCA(2)))
+    remote.transport.spoil = spoil
+    assert remote.fit().participations.tolist() == [3, 3, 3]

@@ -16,10 +16,7 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, Site, federation
-from flsv.engines.remote.messages import pack, unpack
-from flsv.engines.remote.site import WITHOUT_NOISE
 from flsv.engines.remote.visit import visit_secret
-from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import Quantized
@@ -237,38 +234,6 @@ def test_private_site_answers_a_repeated_message_with_the_same_update(
     replies = [site_in(tmp_path / "site").answer(packet) for _ in range(2)]
     assert replies[0].digest == replies[1].digest
     assert replies[0].plain["visit"] == packet.digest.hex()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("noise", [NOISE, 0.0])
-def test_private_site_refuses_to_send_the_unnoised_model_it_continues_from(
-    told: tuple[Packet, Path], tmp_path: Path, noise: float
-) -> None:
-    """It is what the site has trained before it added noise. Without noise, nothing is hidden."""
-    packet, make = first(told[0]), partial(private, noise, personalizer=Standalone())
-    site = Site(by_length, partial(SiteData, 0), make, tmp_path)
-    trained = site.answer(packet)
-    later = with_plain(packet, counted=trained.plain["visit"], round=1)
-    visit = site.answer(replace(later, tensors={})).plain["visit"]
-    plain, tensors = pack(((), {}))
-    asked = {**later.plain, "counted": visit, "question": "flsv.core.round:started_from", "arguments": plain}
-    reply = site.answer(Packet("ask", asked, tensors))
-    assert (reply.kind, reply.plain.get("unwilling")) == (("failed", True) if noise else ("answer", None))
-    if not noise:
-        clean, sent = unpack(reply.plain["answer"], reply.tensors), trained.tensors["vector"]
-        assert cosine(clean - packet.tensors["start"], sent - packet.tensors["start"]) > 0.999  # clipping shortens it
-
-
-@pytest.mark.parametrize("question", WITHOUT_NOISE)
-def test_private_site_refuses_questions_whose_answers_would_have_no_noise(
-    told: tuple[Packet, Path], tmp_path: Path, question: str
-) -> None:
-    """A server with the same settings refuses such a metric before training."""
-    plain, tensors = pack(((), {}))
-    asked = with_plain(first(told[0]), question=question, arguments=plain)
-    reply = site_in(tmp_path).answer(Packet("ask", asked.plain, tensors))
-    assert reply.kind == "failed"
-    assert f"its updates are private, and its answer to {question!r} would have no noise" in reply.plain["error"]
 
 
 class Killed(Exception):

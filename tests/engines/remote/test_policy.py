@@ -1,6 +1,8 @@
 """What a site's owner forbids does not happen, whatever the server and its app ask for."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("least_sites = 3", r"\['least_sites'\]. There are \['questions', 'max_epsilon', 'delta'\]"),
+        ("least_sites = 3", r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta'\]"),
         ('questions = "all"', "Say a list of names"),
         ("questions = [", "cannot be read"),
     ],
@@ -99,6 +101,39 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
     assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(gaussian_epsilon(1.5**-0.5, 1))
     with pytest.raises(Refused, match="without noise"):
         policy.spend([GaussianPrivacy(1.0, 0.0)], ledger)
-    ledger.write_text('{"updates": 3')
-    with pytest.raises(ValueError, match="delimiter"):
-        policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+    for damaged in ('{"updates": 3', "[]", '{"updates": 3, "squares": -1.0}', '{"updates": 3, "squares": NaN}'):
+        ledger.write_text(damaged)
+        with pytest.raises(Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"):
+            policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+
+
+def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> None:
+    """Without a limit, noised updates are counted; one without noise exceeds every later limit."""
+    noise, free, limited = [GaussianPrivacy(1.0, 1.0)], SitePolicy(), SitePolicy(max_epsilon=10.0)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        free.spend(noise, tmp_path / folder / LEDGER)
+        free.spend(noise, tmp_path / folder / LEDGER)
+    limited.spend(noise, tmp_path / "a" / LEDGER)
+    kept = json.loads((tmp_path / "a" / LEDGER).read_text())
+    assert (kept["updates"], kept["epsilon"]) == (3, pytest.approx(gaussian_epsilon(1.0, 3)))
+    free.spend([], tmp_path / "b" / LEDGER)
+    with pytest.raises(Refused, match="with one more update after 3 it would be inf"):
+        limited.spend(noise, tmp_path / "b" / LEDGER)
+
+
+SPENDS = """
+import sys
+from pathlib import Path
+from flsv.engines.remote import SitePolicy
+from flsv.privacy import GaussianPrivacy
+for _ in range(40):
+    SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], Path(sys.argv[1]))
+"""
+
+
+def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
+    ledger = tmp_path / LEDGER
+    both = [subprocess.Popen([sys.executable, "-c", SPENDS, str(ledger)]) for _ in range(2)]
+    assert [each.wait(timeout=600) for each in both] == [0, 0]
+    assert json.loads(ledger.read_text())["updates"] == 80

@@ -21,11 +21,11 @@ from flsv.metrics import (
     DomainRelevance,
     InRunShapley,
     PartialFederatedShapley,
-    ProxyShapley,
     ShadowShapley,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.uploads import TopK
@@ -102,10 +102,6 @@ def shadows(**options: Any) -> FederatedLoop:
     return fedavg(metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options)
 
 
-def linear_models(every: int | None = None, **options: Any) -> FederatedLoop:
-    return fedavg(metrics={"proxy": ProxyShapley(every=every)}, **options)
-
-
 def judging(**more: Any) -> FederatedLoop:
     metrics = {kind.__name__: kind(judges="clients") for kind in (ShadowShapley, PartialFederatedShapley)}
     return fedavg(metrics={**metrics, **more})
@@ -132,23 +128,13 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
     "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
     "games": (lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}), {}),
-    "models of coalitions": (shadows, {}),
-    "models of coalitions, FedProx": (
-        partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)),
-        {},
-    ),
     "PFedSV": (partial(judged, partial(PFedSV, "relevance", k=2)), SPLITS),
     "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
     "Ditto": (partial(second_model, partial(Ditto, 0.3, 0.05)), SPLITS),
     "Per-FedAvg": (partial(second_model, partial(PerFedAvg, 0.05, "free")), SPLITS),
-    "judged by the sites": (judging, {"client_val": 0.4}),
-    "linear models of coalitions": (
-        partial(linear_models, every=2, sampler=UniformSampler(2)),
-        {},
-    ),
     "FedCE": (lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES), SPLITS),
 }
-SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server", "models of coalitions"}
+SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server"}
 
 
 @pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
@@ -159,6 +145,47 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (shadows, {}),
+        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)), {}),
+        (judging, {"client_val": 0.4}),
+    ],
+)
+def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path, make: Make, options: Any) -> None:
+    """Sites train their own models beside the global one, one process in fits of their own."""
+    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    local = one_process(tmp_path / "a", make, **options)
+    assert torch.equal(remote.state.model(), local.state.model())
+    for name, values in local.contributions.items():
+        torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})])
+def test_site_that_sends_the_federations_model_as_its_own_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
+) -> None:
+    tell = ShadowTraining.end_client
+
+    def lying(self: ShadowTraining, context: Any) -> Any:
+        told = tell(self, context)
+        if context.instruction.client_id == 1:
+            told = {
+                name: torch.cat([rows[:, :1], context.start.expand(len(rows), -1)], 1) for name, rows in told.items()
+            }
+        return told
+
+    if lies:
+        monkeypatch.setattr(ShadowTraining, "end_client", lying)
+    remote = Remotely(tmp_path, shadows).fit(own=ServerData())
+    noted: dict[int, set[str]] = {}
+    for event in remote.events:
+        if "its own model is" in event.what:
+            noted.setdefault(event.client, set()).add(event.what.split(" is ")[1].removeprefix("not its "))
+    assert noted == found
 
 
 def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
@@ -174,26 +201,6 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
         assert kept.keys() == state.keys()
         assert all(torch.equal(kept[name], state[name]) for name in kept)
     return remote, local
-
-
-def test_site_that_does_not_answer_is_left_out_of_the_proxy_game(tmp_path: Path) -> None:
-    """It has no value; the others' sum to the gain of their own linear models."""
-    remote = Remotely(tmp_path / "b", linear_models)
-
-    def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
-        return None if packet.kind == "ask" and address == 102 else reply
-
-    remote.transport.spoil = away
-    with pytest.warns(UserWarning, match="did not answer flsv.games.proxy_game.* proxy game is played without it"):
-        found = remote.fit(own=ServerData())
-    assert found.contributions["proxy"].isfinite().tolist() == [True, True, False]
-
-
-def test_proxy_values_are_nan_if_every_sites_policy_allows_no_question(tmp_path: Path) -> None:
-    remote = Remotely(tmp_path / "b", linear_models, policy=SitePolicy(questions=[]))
-    with pytest.warns(UserWarning, match="its policy does not let it answer 'flsv.games.proxy_game:linear_statistics'"):
-        found = remote.fit(own=ServerData())
-    assert found.contributions["proxy"].isnan().all()
 
 
 def test_values_judged_by_sites_logged_losses_are_finite_with_a_site_absent(tmp_path: Path) -> None:

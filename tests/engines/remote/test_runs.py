@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
-from flsv.engines.remote.visit import SiteMemory
+from flsv.engines.remote.visit import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
@@ -88,3 +88,12 @@ def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path: Path, 
     with pytest.raises(ConfigurationError, match="names no run"):
         SiteMemory(tmp_path / "site", run)
     assert not list(tmp_path.iterdir())
+
+
+def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path: Path) -> None:
+    memory = SiteMemory(tmp_path, "0123456789abcdef")
+    memory.keep("first", {"model": 1}, [])
+    memory.keep("second", {"model": 2}, ["first"])
+    own_secret(tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {"state.pt": 0o600, "secret": 0o600}

@@ -29,11 +29,10 @@ UNBIASED = {
     "stratified": ESTIMATORS["stratified"],
     "complementary": ESTIMATORS["complementary"],
     "difference": ESTIMATORS["difference"],
-    "algorithm_3": partial(ESTIMATORS["difference"], shared=False),
     "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True),
     "gtg": PLAIN_GTG,
 }
-SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"], "regression": ESTIMATORS["regression"]}
+SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"]}
 ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
 
 

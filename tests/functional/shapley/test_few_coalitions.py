@@ -1,11 +1,8 @@
 """Values of few coalitions: the Gaussian process, KernelSHAP, and what tells values apart."""
 
-import numpy as np
 import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
-from scipy.optimize import LinearConstraint, minimize
-from scipy.stats import studentized_range
 from torch import Tensor
 
 from flsv.functional import (
@@ -13,13 +10,11 @@ from flsv.functional import (
     few_coalitions,
     few_coalitions_shapley,
     interval_over_seeds,
-    kernel_shap,
     permutation_shapley,
 )
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
 from flsv.functional.shapley.size_effects import size_effects_shapley
-from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.functional.shapley.surrogate import fit_surrogate
 
 
@@ -154,8 +149,6 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             few_coalitions_shapley(bad_masks, bad)
-    with pytest.raises(ValueError, match="nobody and everybody among them"):
-        kernel_shap(masks[1:], utilities[1:])
 
 
 def test_designs_have_the_documented_numbers_of_coalitions() -> None:
@@ -209,58 +202,3 @@ def test_size_effects_are_left_out_if_the_design_has_a_size_only_in_part(monkeyp
     found = few_coalitions_shapley(masks, utilities).values
     monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
     assert torch.equal(few_coalitions_shapley(masks, utilities).values, found)
-
-
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_kernel_shap_equals_the_weighted_least_squares_by_scipy(which: Which) -> None:
-    """Solved by SciPy under the constraint; the kernel's weight is the same for one player and for all but one."""
-    masks = few_coalitions(4, which)
-    utilities = table_game(random_table(4))(masks)
-    inner, gains = masks[2:].double().numpy(), (utilities[2:] - utilities[0]).numpy()
-    total = float(utilities[1] - utilities[0])
-    best = minimize(
-        lambda phi: float(((inner @ phi - gains) ** 2).sum()),
-        np.zeros(4),
-        constraints=LinearConstraint(np.ones(4), total, total),
-        tol=1e-12,
-    )
-    np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
-    few = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()  # what these leave open is dealt out equally
-    torch.testing.assert_close(kernel_shap(few, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
-
-
-def test_pairs_differ_equals_the_studentized_range_by_hand() -> None:
-    draw = np.random.default_rng(0)
-    for _ in range(30):
-        values, errors = draw.normal(size=7) * 3, draw.uniform(0.5, 1.5, 7)
-        far = studentized_range.ppf(0.95, 7, np.inf)
-        least = np.maximum(errors, np.sqrt((errors**2).mean()))
-        expected = any(
-            abs(values[i] - values[j]) / np.sqrt((least[i] ** 2 + least[j] ** 2) / 2) > far
-            for i in range(7)
-            for j in range(i)
-        )
-        assert pairs_differ(torch.from_numpy(values), torch.from_numpy(errors)) == expected
-
-
-def test_pairs_with_unknown_values_are_left_out() -> None:
-    values, errors = torch.tensor([0.0, 9.0, torch.nan, 0.1]), torch.tensor([0.1, torch.nan, 0.1, 0.1])
-    assert not pairs_differ(values, errors)
-    assert not pairs_differ(values[:1], errors[:1])
-    assert times_to_tell_apart(values, errors) == times_to_tell_apart(values[[0, 3]], errors[[0, 3]])
-
-
-@pytest.mark.parametrize("clients", [6, 50])
-def test_estimated_evaluations_distinguish_a_pair_in_half_of_all_cases(clients: int) -> None:
-    """True values that spread by a third of their error up to its double; looked at only where nobody is told apart."""
-    draw = torch.Generator().manual_seed(clients)
-    hits = []
-    while len(hits) < 150:
-        true = torch.randn(clients, generator=draw)
-        true *= 1 / 3 + 5 / 3 * torch.rand((), generator=draw)
-        values, errors = true + torch.randn(clients, generator=draw), torch.ones(clients)
-        if pairs_differ(values, errors):
-            continue
-        smaller = errors / times_to_tell_apart(values, errors) ** 0.5
-        hits.append(pairs_differ(true + smaller * torch.randn(clients, generator=draw), smaller))
-    assert 0.4 < sum(hits) / len(hits) < 0.85

@@ -1,5 +1,5 @@
-"""Features of samples: the samples themselves, inputs of a model's head, and principal components, which are fitted
-without pooling raw data.
+"""Features by which samples are compared: the samples themselves, inputs of the head of a trained model or of a
+backbone, and principal components, which are fitted without pooling raw data.
 
 Principal components are fitted on the server's validation samples if there are any. Otherwise every client sends the
 sum ``[d]`` and the second moments ``[d, d]`` of its samples; the sums of these over clients give the same components as
@@ -15,14 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flsv.core import Client, LocalData, map_clients
 from flsv.core.parameter_space import ParameterSpace
+from flsv.models.factory import build_network, import_timm
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
+
+__all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", "Pixels", "make_features"]
 
 
 class Features(ValidatedArguments, ABC):
@@ -46,14 +52,7 @@ class Features(ValidatedArguments, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Compute the features ``[m, d]`` of samples.
-
-        A sample with NaN may have NaN features, but must not change the features of other samples.
-
-        Args:
-            x: the samples ``[m, ...]``.
-            module: the global model in evaluation mode, if ``needs_model`` and there is a model; else None.
-        """
+        """Compute the features ``[m, d]`` of samples."""
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
         """Fit the features before they are computed; by default nothing is fitted.
@@ -132,17 +131,7 @@ class Penultimate(Features):
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
-    """Compute the inputs ``[m, d]`` of a module's classifier head for samples, in batches of 256.
-
-    Args:
-        module: the module, called with batches of samples.
-        x: the samples ``[m, ...]``.
-        head: name of the head as in ``module.named_modules()``; None: as for :class:`Penultimate`.
-
-    Raises:
-        ConfigurationError: the module has no linear layer or no layer with the name ``head``, or its forward pass does
-            not call the head exactly once.
-    """
+    """Compute the inputs ``[m, d]`` of a module's classifier head for samples."""
     found = ParameterSpace(module, head).head
     if found is None:
         name = type(module).__name__
@@ -267,7 +256,7 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> Moments | None:
-    """Return the moments of a client's training samples, which :class:`PCA` asks for; None if it has no samples."""
+    """Return the moments of a client's training samples, None if it has none."""
     if not int(local.class_counts.sum()):
         return None
     return Moments.of(local.samples()[0].flatten(1).cpu())
@@ -275,3 +264,119 @@ def _moments(local: LocalData) -> Moments | None:
 
 #: Features without necessary arguments, ``{name in configuration files: class}``.
 FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
+
+
+class Backbone(Features):
+    """Features of samples: the inputs of the classifier head of a network that the federation does not train.
+
+    Pixel values are not changed, so normalize the data as the network's weights require. For a torchvision network,
+    images with one channel are repeated to three channels; timm adapts a network's first layer instead.
+
+    Args:
+        name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
+            :func:`flsv.models.build_network`.
+        pretrained: whether to load the library's weights, which are downloaded unless they are in the library's cache.
+        weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``). It may lack the head's weights,
+            or have them in another shape, since only the head's inputs are used. Without ``pretrained`` and ``weights``
+            the weights are random; the features of a random network roughly preserve distances.
+        image_size: side length in pixels to which images are resized, for networks that need larger images; None: they
+            are not resized.
+        seed: seed of random weights.
+        options: further keyword arguments of the network.
+
+    Raises:
+        ConfigurationError: at construction: both ``pretrained`` and ``weights`` are given. At the first call: the
+            network is unknown or does not accept the samples, or its weights are missing, do not fit, or cannot be
+            downloaded.
+
+    Example:
+        >>> Backbone("lenet5")(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 84])
+    """
+
+    rules: ClassVar = ((lambda a: not a.pretrained or a.weights is None, "give pretrained or weights, not both."),)
+
+    def __init__(
+        self,
+        name: str,
+        pretrained: bool = False,
+        weights: str | None = None,
+        image_size: Count | None = None,
+        seed: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.pretrained = pretrained
+        self.weights = weights
+        self.image_size = image_size
+        self.seed = seed
+        self.options = options
+        self._network: nn.Module | None = None
+
+    def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        if self._network is None:
+            self._network = self._build(tuple(x.shape[1:]))
+        return head_inputs(self._network.to(x.device), x)
+
+    def _build(self, shape: tuple[int, ...]) -> nn.Module:
+        options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
+        prepare = _Prepare(3 if self.name.startswith("torchvision:") else None, self.image_size)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                network = build_network(self.name, 2, tuple(prepare(torch.zeros(1, *shape)).shape[1:]), **options)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self!r}: no weights ({error}): give a file, Backbone(name, weights=...)."
+            ) from error
+        if self.weights is not None:
+            _load(network, self.weights, repr(self))
+        return nn.Sequential(prepare, network).eval().requires_grad_(False)
+
+
+class _Prepare(nn.Module):
+    """Preprocessing layer that repeats a single channel and resizes images.
+
+    Args:
+        channels: number of channels of the result for images with one channel; None: channels are not changed.
+        size: side length in pixels of the result; None: images are not resized.
+    """
+
+    def __init__(self, channels: int | None, size: int | None) -> None:
+        super().__init__()
+        self.channels, self.size = channels, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        if x.ndim == 4 and self.channels is not None and x.shape[1] == 1:
+            x = x.expand(-1, self.channels, -1, -1)
+        if x.ndim == 4 and self.size is not None:
+            x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True)
+        return x
+
+
+def _load(network: nn.Module, path: str, name: str) -> None:
+    """Load weights from the file ``path`` into the network. Weights of the head may be missing or of another shape.
+
+    Args:
+        network: the network.
+        path: path of the file.
+        name: description of the features, for messages.
+
+    Raises:
+        ConfigurationError: there is no such file, it cannot be read, or it does not fit the network.
+    """
+    timm = import_timm(name)
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")
+    try:
+        given = timm.models.load_state_dict(path)
+    except Exception as error:
+        raise ConfigurationError(f"{name}: {path} holds no state_dict that can be read: {error}") from error
+    mine = network.state_dict()
+    fitting = {key: value for key, value in given.items() if key in mine and value.shape == mine[key].shape}
+    *_, last = (layer for layer, module in network.named_modules() if isinstance(module, nn.Linear))
+    missing = [key for key in mine if key not in fitting and not key.startswith(f"{last}.")]
+    if missing:
+        raise ConfigurationError(f"{name}: {path} does not fit: {missing[0]!r} is missing or of another shape.")
+    network.load_state_dict(fitting, strict=False)

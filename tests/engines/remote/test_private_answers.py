@@ -1,0 +1,198 @@
+"""What leaves a private site follows from its noised update and public settings: no field of an answer tells more."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.core import ClientUpdate, Instruction
+from flsv.data import OneClient, Splits
+from flsv.engines.one_process import shared_space
+from flsv.engines.remote import Packet, Site
+from flsv.engines.remote import site as site_module
+from flsv.engines.remote.federation import check_deployment
+from flsv.engines.remote.messages import instruction_packet, pack, update_packet
+from flsv.engines.remote.site import QUESTIONS
+from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import PowerOfChoice
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, InRunValues, PerFedAvg
+from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from helpers.sites import shapfed
+
+SAMPLES, RUN = 40, "0" * 16
+#: Pixels at which a module of the sites' own fails, or skips a step, as code may at some samples.
+FAILS, SKIPS = 77.0, 88.0
+
+
+class Reacts(ClassifierClient):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if (batch[0] == FAILS).any():
+            raise ValueError(f"a sample of {FAILS}")
+        return None if (batch[0] == SKIPS).any() else super().training_step(batch, batch_idx)
+
+
+def module() -> ClassifierClient:
+    torch.manual_seed(7)
+    return Reacts("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+
+def samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
+    """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(SAMPLES, 1, 8, 8, generator=draw), torch.randint(0, 10, (SAMPLES,), generator=draw)
+    x[:, 0, 0, 0], y[:] = pixel, torch.where(torch.arange(SAMPLES) % 4 == 0, 9, label)
+
+    class Own(L.LightningDataModule):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+
+    return FederatedDataModule(Own(), OneClient(), splits=Splits(server_val=0.0, client_val=0.25, client_test=0.25))
+
+
+#: The data of a site, which its answers must not tell apart.
+DATA = {
+    "others": partial(samples, seed=5),
+    "of other classes": partial(samples, label=2),
+    "of which one overflows": partial(samples, pixel=1e38),
+    "at which training fails": partial(samples, pixel=FAILS),
+    "at which steps are left out": partial(samples, pixel=SKIPS),
+}
+#: Settings of federations that private sites take part in.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "FedAvg": {},
+    "momentum, kept": {"optimizer_state": "persist"},
+    "local heads": {"share": ["!head"], "local_epochs": 2},
+    "compressed": {"compressed": True},
+    "FedProx": {"client_algorithm": FedProx(0.1)},
+    "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
+    "FedDyn": {"client_algorithm": FedDyn(0.1), "aggregator": FedDynServer()},
+    "Per-FedAvg": {"client_algorithm": PerFedAvg(0.05)},
+}
+
+
+def private(noise: float = 1.0, compressed: bool = False, **options: Any) -> FederatedLoop:
+    uploads = [GaussianPrivacy(1.0, noise), *([TopK(0.1)] if compressed else [])]
+    return shapfed(**{"uploads": uploads, "aggregator": FedAvg(), "metrics": {}, **options})
+
+
+def train(start: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor) -> Packet:
+    info = {"run": RUN, "rounds": 3, "classes": 10, "clients": 3, "counted": counted}
+    return instruction_packet(Instruction(index, 0, 7, start, tensors), info)
+
+
+def messages(start: Tensor, visit: str) -> Mapping[str, Packet]:
+    """All that a server may send, to a site that has trained in ``visit``."""
+    later, (plain, tensors) = train(start, 1, visit), pack(((), {}))
+    asked = {
+        question: Packet("ask", {**later.plain, "question": question, "arguments": plain}, tensors)
+        for question in [*QUESTIONS, "os:system"]
+    }
+    return {
+        "hello": Packet("hello"),
+        "test": replace(later, kind="test"),
+        "again": later,
+        "a model that overflows": train(start * 1e38, 1, visit),
+        "a model that is not finite": train(start * torch.inf, 1, visit),
+        "no model": train(None, 1, visit),
+        "a state that the site has lost": train(start, 1, "0" * 64),
+        **asked,
+    }
+
+
+def answers(folder: Path, data: Any, make: Any, start: Tensor, noted: list[ClientUpdate]) -> dict[str, Any]:
+    """All fields of all answers, and of the updates that they were made of."""
+    found: dict[str, Any] = {}
+    site = Site(module, data, make, folder)
+    first = train(start)
+    for what, packet in {"first": first, **messages(start, first.digest.hex())}.items():
+        noted.clear()
+        reply = site.answer(packet)
+        found |= {f"{what}: {each.name}": getattr(reply, each.name) for each in fields(reply)}
+        for update in noted:
+            found |= {f"{what}: update's {each.name}": getattr(update, each.name) for each in fields(update)}
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+    return bool(one == other) or (one != one and other != other)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_no_field_of_any_answer_of_a_private_site_moves_with_its_data(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noised vector is held fixed. A field that is added to packets or updates is compared, too."""
+    monkeypatch.setattr(GaussianPrivacy, "apply", lambda self, update, context: torch.full_like(update, 0.01))
+    noted: list[ClientUpdate] = []
+
+    def noting(update: ClientUpdate, *rest: Any, **more: Any) -> Packet:
+        noted.append(update)
+        return update_packet(update, *rest, **more)
+
+    monkeypatch.setattr(site_module, "update_packet", noting)
+    make = partial(private, **SETTINGS[settings])
+    start = shared_space(module(), make().config)[0].read(module())
+    monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
+    expected = answers(tmp_path / "usual", samples, make, start, noted)
+    assert {expected["first: kind"], expected["again: kind"]} == {"update"}
+    assert any(what.endswith("update's vector") for what in expected)
+    for number, (name, data) in enumerate(DATA.items()):
+        found = answers(tmp_path / str(number), data, make, start, noted)
+        moved = [what for what, value in expected.items() if what not in found or not same(value, found[what])]
+        assert (moved, found.keys() - expected.keys()) == ([], set()), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client_algorithm": SCAFFOLD()},
+        {"client_algorithm": InRunValues()},
+        {"personalizer": IFCA()},
+        {"personalizer": FedFomo()},
+        {"personalizer": PFedSV("cssv", k=2)},
+        {"personalizer": Standalone()},
+        {"sampler": PowerOfChoice(2, 3)},
+    ],
+    ids=lambda options: type(next(iter(options.values()))).__name__,
+)
+def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[str, Any]) -> None:
+    private(noise=0.0, **options)
+    with pytest.raises(ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("):
+        private(**options)
+
+
+def test_evaluation_at_private_sites_is_refused_before_training() -> None:
+    config = private(evaluation=ClientEvaluation(every=1)).config
+    with pytest.raises(ConfigurationError, match="scores of private sites"):
+        check_deployment(config, {}, {})
+
+
+def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
+    start = shared_space(module(), private().config)[0].read(module())
+    site = Site(module, partial(samples, pixel=FAILS), partial(private, optimizer_state="persist"), tmp_path)
+    first = train(start)
+    reply = site.answer(first)
+    assert reply.kind == "update"
+    assert float((reply.tensors["vector"] - start).std()) == pytest.approx(1.0, rel=0.02)
+    assert "this site's update is noise alone" in caplog.text
+    assert f"a sample of {FAILS}" in caplog.text
+    assert site.answer(train(start, 1, first.digest.hex())).kind == "update"

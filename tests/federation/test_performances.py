@@ -1,0 +1,51 @@
+"""The performance that metrics share out, at the start and the end, beside that of the most frequent class."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flsv.federation import FederatedLoop
+from flsv.metrics import CosineGradientShapley, PartialFederatedShapley
+from flsv.report import write_report
+from flsv.results.text import beside, change
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain
+from helpers.pages import text_of
+
+
+@pytest.mark.parametrize("by", ["accuracy", "negative_loss", "auroc"])
+def test_performance_at_start_and_end_and_the_majority_class_are_in_record_terminal_and_page(
+    tmp_path: Path, capsys: Any, by: str
+) -> None:
+    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance=by)}, seed=0)
+    data = toy_data()
+    fit(loop, tmp_path, Plain(), data, rounds=2)
+    (told,) = json.loads((tmp_path / "run.json").read_text())["paid_in"].values()
+    labels = [int(y) for _, batch in data.val_dataloader() for y in batch]
+    most = max(map(labels.count, labels)) / len(labels)
+    assert (told["by"], told["majority"]) == (by, pytest.approx(most) if by == "accuracy" else None)
+    assert told["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
+    said = f"{change(by, told['start'], told['end'])}{beside(told)}."
+    assert said[1:] in " ".join(capsys.readouterr().out.split())  # in a narrow terminal its lines are broken
+    page = text_of(write_report(tmp_path))
+    assert ("the most frequent class alone: " in page) == (by == "accuracy")
+    rows = page.partition("distributes the model's")[2].splitlines()
+    (row,) = [line for line in rows if line.startswith("| sv |")]
+    assert row.endswith(f"| {told['sum']:.3g} |")
+
+
+def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int, ckpt_path: Path | None = None) -> dict[str, Any]:
+        loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0)
+        trainer = trainer_for(loop, tmp_path / folder, rounds)
+        trainer.fit(Plain(), toy_data(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / folder / "last.ckpt")
+        return json.loads((tmp_path / folder / "run.json").read_text())["paid_in"]["sv"]
+
+    whole = run("whole", 3)
+    run("first", 1)
+    assert run("second", 3, tmp_path / "first/last.ckpt") == whole
+    assert whole["start"] < whole["end"]

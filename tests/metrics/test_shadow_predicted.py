@@ -1,0 +1,187 @@
+"""ShadowShapley's predicted values: from outputs of plain fits of each client alone, by hand."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
+from torchmetrics.regression import MeanSquaredError
+
+from flsv import FederatedLoop, Reporting
+from flsv.aggregation import FedAvg
+from flsv.data import FederatedDataModule, Splits
+from flsv.functional import predicted_shapley
+from flsv.metrics import ShadowShapley
+from flsv.sampling import FixedCohort
+from helpers.coalitions_by_hand import SEED, data, shadow_loop
+from helpers.data import CLASSES, FEATURES
+from helpers.fits import assert_resumes, fit
+from helpers.models import Plain, network
+
+ROUNDS, CLIENTS = 3, 3
+SILENT = Reporting(table=False, figures=0, files=False)
+
+
+class Probabilities(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).softmax(-1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.nll_loss(self(batch[0]).clamp_min(1e-6).log(), batch[1])
+
+
+class OneNumber(L.LightningModule):
+    """A regression, or a classifier of class 0 against the rest, of one number for each sample."""
+
+    def __init__(self, binary: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net, self.binary = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)), binary
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(-1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = nn.functional.binary_cross_entropy_with_logits if self.binary else nn.functional.mse_loss
+        return loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_mean", self(batch[0]).mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def regression(binary: bool) -> FederatedDataModule:
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(160, FEATURES, generator=draw)
+    y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * torch.randn(160, generator=draw)
+    y = (y > 0).float() if binary else y
+    sets = [torch.utils.data.TensorDataset(part, of) for part, of in zip(x.split([60, 30, 70]), y.split([60, 30, 70]))]
+    return FederatedDataModule(clients=dict(zip("abc", sets)), batch_size=8, splits=Splits(server_val=0.3))
+
+
+def classes() -> Any:
+    return Plain(network(batch_norm=False))
+
+
+#: A module, its data, options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
+CASES: dict[str, tuple[Any, Any, dict[str, Any], Any, bool]] = {
+    "accuracy": (classes, data, {}, lambda out, y: (out.argmax(-1) == y).double().mean(-1), True),
+    "negative loss": (
+        classes,
+        data,
+        {"performance": "negative_loss"},
+        lambda out, y: -torch.stack([nn.functional.cross_entropy(each, y) for each in out]).double(),
+        True,
+    ),
+    "per class": (
+        classes,
+        data,
+        {"per_class": True},
+        lambda out, y: torch.stack(
+            [(out.argmax(-1) == y)[:, y == label].double().mean(-1) for label in range(CLASSES)], 1
+        ),
+        True,
+    ),
+    "a torchmetrics metric": (
+        classes,
+        data,
+        {"performance": MulticlassF1Score(CLASSES)},
+        lambda out, y: torch.stack([MulticlassF1Score(CLASSES)(each, y) for each in out]).double(),
+        True,
+    ),
+    "probabilities": (
+        lambda: Probabilities(network(batch_norm=False)),
+        data,
+        {"performance": MulticlassF1Score(CLASSES)},
+        lambda out, y: torch.stack([MulticlassF1Score(CLASSES)(each, y) for each in out]).double(),
+        True,
+    ),
+    "a logit": (
+        lambda: OneNumber(True),
+        lambda: regression(True),
+        {"performance": BinaryAUROC()},
+        lambda out, y: torch.stack([BinaryAUROC()(each[:, 1] - each[:, 0], y.int()) for each in out]).double(),
+        True,
+    ),
+    "a regression": (
+        lambda: OneNumber(False),
+        lambda: regression(False),
+        {"performance": MeanSquaredError()},
+        lambda out, y: -(out - y).square().mean(-1).double(),
+        False,
+    ),
+}
+
+
+def outputs_of(module: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        out = copy.deepcopy(module).eval()(x)
+    if isinstance(module, Probabilities):
+        return out.clamp_min(1e-6).log()
+    return torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
+
+
+@pytest.mark.parametrize(("name", "uniform"), [*((name, False) for name in CASES), ("accuracy", True)])
+def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path: Path, name: str, uniform: bool) -> None:
+    make, make_data, options, score, logits = CASES[name]
+    aggregator, module = FedAvg("uniform" if uniform else "samples"), make()
+    dealt = make_data()
+    dealt.setup("fit")
+    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    trained = torch.cat([torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS), torch.eye(CLIENTS)]).bool()
+    outputs = [outputs_of(module, x)]
+    for members in ([0, 1, 2], [0], [1], [2]):
+        alone = FederatedLoop(sampler=FixedCohort(members), aggregator=aggregator, seed=SEED, reporting=SILENT)
+        outputs.append(outputs_of(fit(alone, tmp_path, copy.deepcopy(module), make_data(), ROUNDS), x))
+    stacked = torch.stack(outputs)
+    weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
+
+    def utility(outputs: Tensor) -> Tensor:
+        return score(outputs, y)
+
+    expected = predicted_shapley(trained, utility(stacked), stacked, weights, utility, logits=logits).values
+    federation = shadow_loop(ShadowShapley(**options), aggregator=aggregator)
+    fit(federation, tmp_path, module, make_data(), ROUNDS)
+    metric: Any = federation.metrics["shadow"]
+    found = metric.compute().double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not metric.disagreement.isnan().any()
+    assert 0 <= metric.diagnostics()["disagreement"] <= 1
+
+
+def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Path) -> None:
+    whole = assert_resumes(lambda: shadow_loop(ShadowShapley()), tmp_path, Plain, data)
+    curve = whole.history().query("metric == 'shadow'")
+    assert curve["round"].nunique() == 4
+    assert len(curve.query("round == 3")) == CLIENTS
+    metric: Any = whole.metrics["shadow"]
+    low, high = metric.intervals()
+    assert (low < high).all()
+    assert int(metric.evaluations) == 4 * (CLIENTS + 2)
+
+
+def test_exact_values_are_not_predicted(tmp_path: Path) -> None:
+    federation = shadow_loop(ShadowShapley(coalitions="all"))
+    fit(federation, tmp_path, classes(), data(), rounds=1)
+    metric: Any = federation.metrics["shadow"]
+    assert metric.disagreement.isnan().all()
+    assert "disagreement" not in metric.diagnostics()
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_two_predictions_that_differ_much_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metric = ShadowShapley()
+    federation = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(figures=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(federation, tmp_path, classes(), data(), rounds=1)
+    metric.disagreement = torch.tensor([[0.5], [-0.4], [-0.1]])
+    (line,) = (each for each in federation._plan.told(CLIENTS) if "predictions" in each)
+    assert 'Train more coalitions: coalitions="both".' in line

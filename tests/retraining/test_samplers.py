@@ -1,0 +1,205 @@
+"""With a sampler each coalition draws its own cohorts: against plain loops that draw and train by hand."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flsv
+from flsv import FederatedLoop, Reporting
+from flsv.aggregation import FedAdam
+from flsv.functional import few_coalitions_shapley
+from flsv.metrics import ShadowShapley
+from flsv.metrics.coalitions.designs import coalition_masks
+from flsv.sampling import BernoulliSampler, ClientSampler, FixedCohort, PowerOfChoice, SoftmaxSampler, UniformSampler
+from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers import slow_except
+from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, by_copies, data, shadow_loop
+from helpers.fits import assert_resumes, fit, trainer_for, vector
+from helpers.models import Plain, adam, network
+from helpers.recorded import Recorded
+
+ROUNDS = 4
+
+
+def uniform(members: Sequence[int], size: int, index: int) -> list[int]:
+    """The first members in a random order of all three clients."""
+    order = torch.randperm(3, generator=generator_for(SEED, "cohort", index)).tolist()
+    return [client for client in order if client in members][:size]
+
+
+def coins(members: Sequence[int], size: float, index: int) -> list[int]:
+    """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
+    draw = generator_for(SEED, "cohort", index)
+    while True:
+        numbers = torch.rand(3, generator=draw).tolist()
+        drawn = [client for client in members if numbers[client] < min(1.0, size / len(members))]
+        if len(drawn) >= min(2, len(members)):
+            return drawn
+
+
+SAMPLERS: dict[str, Any] = {
+    "one of three": (lambda: UniformSampler(1), lambda members, index: uniform(members, 1, index)),
+    "two of three": (lambda: UniformSampler(2), lambda members, index: uniform(members, 2, index)),
+    "coins": (lambda: BernoulliSampler(1.5), lambda members, index: coins(members, 1.5, index)),
+}
+
+
+def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> dict[tuple[bool, ...], Tensor]:
+    """Each coalition's model, ``[P]``."""
+    found = {}
+    for mask in coalition_masks("all", 3).tolist():
+        members = [client for client in range(3) if mask[client]]
+        cohorts = [sorted(draw(members, index)) for index in range(rounds if members else 0)]
+        found[tuple(mask)] = by_a_plain_loop(start, members, cohorts)
+    return found
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
+def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
+) -> None:
+    """In forks, and by copies of the Trainer; the run trains as without them."""
+    make, draw = SAMPLERS[name]
+    if copied:
+        by_copies(monkeypatch)
+    module = Reads(network(batch_norm=False, dropout=0.3), adam)
+    start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
+    plain = copy.deepcopy(module)
+    trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
+    without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
+    assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
+    torch.testing.assert_close(metric.game.flatten(), game(start, by_hand(start, draw)), rtol=0, atol=1e-5)
+
+
+def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
+    """Minus the validation loss of each model."""
+    dealt, found = data(), []
+    dealt.setup("fit")
+    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    for mask in coalition_masks("all", 3).tolist():
+        net = copy.deepcopy(start.net).double().eval()
+        torch.nn.utils.vector_to_parameters(models[tuple(mask)], net.parameters())
+        found.append(-float(torch.nn.functional.cross_entropy(net(x.double()), y)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+#: Options of the Trainer.
+OPTIONS: dict[str, Any] = {"plain": {}, "accumulation": {"accumulate_grad_batches": 3}}
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+@pytest.mark.parametrize("name", slow_except(["coins"], ["two of three", "coins"]))
+def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str, way: str) -> None:
+    """Their last round's values, of which the metric's are the mean over three rounds. A client has three batches at
+    most, so that by an accumulation over three a client takes one step."""
+    make, draw = SAMPLERS[name]
+    module, options = Plain(network(batch_norm=False)), OPTIONS[way]
+    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
+    found = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
+                         metric="negative_loss")["value"]  # fmt: skip
+    everybody = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
+                             metric="negative_loss", participation="all")["value"]  # fmt: skip
+    start = copy.deepcopy(module)
+    trainer_for(loop, tmp_path, ROUNDS, **options).fit(module, data())
+    metric: Any = loop.metrics["shadow"]
+    torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
+    if way == "plain":
+        for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
+            utilities = game(start, by_hand(start, cohorts))
+            expected = few_coalitions_shapley(coalition_masks("all", 3), utilities).values
+            torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
+        games = torch.stack([game(start, by_hand(start, draw, rounds)) for rounds in (2, 3, 4)], dim=1)
+        expected = few_coalitions_shapley(coalition_masks("all", 3), games).values.mean(1)
+        torch.testing.assert_close(loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_coalitions_use_the_learning_rate_of_their_round(tmp_path: Path) -> None:
+    """A scheduler has stepped to the next round's rate before a round ends."""
+    module = Plain(network(batch_norm=False), scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.3))
+    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=UniformSampler(2))
+    trainer = trainer_for(loop, tmp_path, ROUNDS)
+    found = flsv.retrain(trainer, module, data(), seeds=1, which="all", metric="negative_loss")["value"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "flsv")
+        trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
+    metric: Any = loop.metrics["shadow"]
+    torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
+
+
+def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
+    def federation() -> FederatedLoop:
+        return shadow_loop(sampler=UniformSampler(1), aggregator=FedAdam(0.02), uploads=[TopK(0.3)])
+
+    whole = assert_resumes(federation, tmp_path, lambda: Plain(network(batch_norm=False)), data)
+    drawn = whole.metrics["shadow"].seen > 0  # others have no value
+    assert whole.contributions["shadow"].isnan().tolist() == (~drawn).tolist()
+
+
+class OwnSampler(ClientSampler):
+    """A sampler that does not say how to draw among some of the clients."""
+
+    def sample(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([0, 1])
+
+    def inclusion_probabilities(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([1.0, 1.0, 0.0])
+
+
+class Elsewhere(UniformSampler):
+    """Draws others than the coalition's members."""
+
+    def sample(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([0, 2])
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "shadow")),
+    "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
+    "of one's own": ("has no method `among`", OwnSampler),
+    "nobody": (r"draws none of the clients \[1\]", lambda: FixedCohort([0, 2])),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    match, make = REFUSED[what]
+
+    def step(*_: Any) -> Any:
+        raise AssertionError("trained")
+
+    module = Plain(network(batch_norm=False))
+    monkeypatch.setattr(Plain, "training_step", step)
+    loop = shadow_loop(ShadowShapley(), sampler=make())
+    with pytest.raises(ConfigurationError, match=match):
+        fit(loop, tmp_path, module, data(), 1)
+    with pytest.raises(ConfigurationError, match=match):
+        flsv.retrain(trainer_for(loop, tmp_path, 1), module, data())
+
+
+def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:
+    loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
+    with pytest.warns(UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"):
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
+    assert loop.contributions["shadow"].isnan().all()
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
+@pytest.mark.parametrize("members", [[3], [0, 3], [1, 2, 4], [0, 1, 2, 3, 4]])
+def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(sampler: Any, members: list[int]) -> None:
+    own, counts = sampler.among(members), torch.zeros(5)
+    for index in range(2000):
+        counts[own.sample(5, {}, generator_for(0, "cohort", index))] += 1
+    torch.testing.assert_close(counts / 2000, own.inclusion_probabilities(5, {}), rtol=0, atol=0.05)
+    assert sampler.members is None
