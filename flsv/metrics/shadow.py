@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.one_seed import one_seed_stderr, predicted_halfwidth
+from flsv.functional.shapley.one_seed import one_seed_stderr, prediction_stderr
 from flsv.functional.shapley.predicted_outputs import predicted_shapley, whole_layers
 from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import OutputScore, TrainedGame
@@ -74,8 +74,7 @@ class ShadowShapley(MeasuredMetric):
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
     **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`. If the two predictions
-    give more than 12 % of a payment to different clients, a line advises to train more coalitions.
+    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -139,7 +138,6 @@ class ShadowShapley(MeasuredMetric):
     ends: Tensor
     valued: Tensor
     outputs: Tensor
-    disagreement: Tensor
 
     def __init__(
         self,
@@ -224,9 +222,9 @@ class ShadowShapley(MeasuredMetric):
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
         self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
         self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
-        # Their models' outputs, [R, 2, V, ...], and the values' difference between the two predictions.
-        self.add_state("outputs", torch.empty(0), dist_reduce_fx=_one_after_the_other)
-        self.add_state("disagreement", torch.full((num_clients, width), torch.nan), dist_reduce_fx=latest)
+        self.add_state(
+            "outputs", torch.empty(0), dist_reduce_fx=_one_after_the_other
+        )  # of their models, [R, 2, V, ...]
 
     def update(
         self,
@@ -294,18 +292,18 @@ class ShadowShapley(MeasuredMetric):
             self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
             return
         shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
+        predicted = False
         if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
-            predicted = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
-            half = predicted_halfwidth(predicted.values, predicted.disagreement) / t_quantile(LEVEL)
-            self.values = self._over_rounds(predicted.values.view(shape)).to(self.values)
-            self.errors = half.view(shape).to(self.errors)
-            self.disagreement = predicted.disagreement.view(shape).to(self.disagreement)
-            return
-        found = few_coalitions_shapley(masks, utilities)
-        self.values = self._over_rounds(found.values.reshape(shape)).to(self.values)
-        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, found.stderr.reshape(shape)])
+            predicted = True
+            found = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
+            new, fit = found.values, prediction_stderr(found.disagreement)
+        else:
+            few_found = few_coalitions_shapley(masks, utilities)
+            new, fit = few_found.values, few_found.stderr
+        self.values = self._over_rounds(new.reshape(shape)).to(self.values)
+        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, fit.reshape(shape)])
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        known = self._interval == 1 and recent.isfinite().all()
+        known = self._interval == 1 and not predicted and recent.isfinite().all()
         errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
         self.errors = errors.to(self.errors).reshape(shape)
 
@@ -394,17 +392,8 @@ class ShadowShapley(MeasuredMetric):
         half = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half, value + half
 
-    def misallocated(self) -> Tensor:
-        """Return the part of a payment by one prediction that the other gives to other clients, in [0, 1]; NaN if
-        nothing was predicted."""
-        both = [(self.values + sign * self.disagreement / 2).clamp_min(0) for sign in (-1, 1)]
-        one, other = (each / each.sum(0).clamp_min(1e-300) for each in both)
-        return (one - other).clamp_min(0).sum(0).mean()
-
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained; if the clients are
         the judges, also ``judged``, their last score of the federation's own model."""
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
-        if not self.disagreement.isnan().any():
-            found["disagreement"] = self.misallocated()
         return found if self._judged is None else found | {"judged": self._judged}

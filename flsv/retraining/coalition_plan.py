@@ -34,9 +34,6 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
-#: The part of a payment in which the two predictions differ, from which on a line advises to train more coalitions.
-DOUBTFUL = 0.12
-
 
 class CoalitionPlan:
     """Plan of a loop for training the coalitions that its metrics need.
@@ -196,10 +193,8 @@ class CoalitionPlan:
         """
         if self._initial is None or not self._metrics:
             return []
-        masks = self.masks(num_clients)
-        if not whole_layers(masks) or len(masks) == 2**num_clients:
-            for metric in self._metrics.values():
-                metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+        for metric in self._metrics.values():
+            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
         start = copy_module(module)
         start.load_state_dict(self._initial)
         return [_Ends(self, space.read(start), weights)]
@@ -251,15 +246,7 @@ class CoalitionPlan:
             return waiting
         masks = self.masks(num_clients)
         where = "by the sites, beside their own models" if self._elsewhere else f"after the run ({self._cost(masks)})"
-        lines = [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
-        for name, metric in self._metrics.items():
-            if (part := float(metric.misallocated())) > DOUBTFUL:
-                more = "both" if len(masks) == num_clients + 2 else "all"
-                lines.append(
-                    f"{name}: the two predictions give {100 * part:.0f} % of a payment to different clients. Train "
-                    f'more coalitions: coalitions="{more}".'
-                )
-        return lines
+        return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     # ---- after the last round
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, interval_over_seeds, retrained_shapley
-from flsv.functional.shapley.one_seed import OF_DIFFERENCE, predicted_halfwidth
+from flsv.functional.shapley.one_seed import prediction_stderr
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
@@ -71,10 +71,8 @@ class Retrained:
             values, half = retrained_shapley(self.masks, self.utilities[kept, :, measure])
         else:
             by_seed = self.predicted.values[kept, :, measure]
-            values, apart = by_seed.mean(0), self.predicted.disagreement[kept, :, measure].mean(0)
-            half = predicted_halfwidth(values, apart)
-            if len(kept) > 1:
-                half = interval_over_seeds(by_seed, OF_DIFFERENCE * apart.abs().mean())
+            apart = self.predicted.disagreement[kept, :, measure].mean(0)
+            values, half = by_seed.mean(0), interval_over_seeds(by_seed, prediction_stderr(apart))
         columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
         return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
 

@@ -208,7 +208,7 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
         level: the confidence level, in (0, 1).
 
     Returns:
-        float64 ``[n]``; NaN for a single seed, which shows no spread.
+        float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
 
     Raises:
         ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
@@ -220,21 +220,20 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
     if values.ndim != 2 or not 0 < level < 1:
         raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
     seeds, values = len(values), values.double()
-    if seeds < 2:
-        return torch.full((values.shape[1],), torch.nan, dtype=torch.float64)
+    fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
+    if seeds == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fitted)
     spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
     usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
     variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
-    fitted = torch.as_tensor(fit, dtype=torch.float64).square()
-    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + t_quantile(level) ** 2 * fitted).sqrt()
+    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()).sqrt()
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
     """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
-    Each seed's values are those of :func:`few_coalitions_shapley`; the result is their mean over the seeds. With one
-    seed, the half width is a normal quantile times :func:`one_seed_stderr`, with several that of
-    :func:`interval_over_seeds`.
+    Each seed's values are those of :func:`few_coalitions_shapley`. The result is their mean over the seeds, with the
+    half widths of :func:`interval_over_seeds`.
 
     Args:
         masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
@@ -250,10 +249,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
         (tensor([2., 3.], dtype=torch.float64), tensor([0.3701, 0.3701], dtype=torch.float64))
     """
     found = few_coalitions_shapley(masks, utilities.T)
-    values, stderr = found.values.mean(1), found.stderr.mean(1)
-    if len(utilities) == 1:
-        return values, t_quantile(level) * one_seed_stderr(values, stderr)
-    return values, interval_over_seeds(found.values.T, stderr, level)
+    return found.values.mean(1), interval_over_seeds(found.values.T, found.stderr.mean(1), level)
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ standard error of the value of client i is
 
     deviation_i = ( e_i^2 + (0.025 G)^2 + (s_0 / n)^2 + r^2 )^(1/2):
 
-- e_i: the standard error of a fit to few coalitions (0 if all were trained).
+- e_i: the standard error due to coalitions that were not trained (0 if all were), see :func:`prediction_stderr`.
 - 0.025 G: the usual deviation of one seed's values from the mean of other seeds, as far as the next two parts do not
   explain it.
 - s_0: the standard deviation of the utility between untrained models with different initial weights. The empty
@@ -32,8 +32,8 @@ BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Standard deviation of a value between seeds, as a fraction of the sum of all positive values: without and with the
 #: part that comes from the untrained models.
 SEED_DEVIATION, WITH_UNTRAINED = 0.025, 0.045
-#: Factors of the intervals of predicted values: of the mean gain of a player, and of the predictions' mean difference.
-OF_GAIN, OF_DIFFERENCE = 0.34, 0.5
+#: Standard error of predicted values, as a multiple of the difference between the two predictions.
+OF_DISAGREEMENT = 0.75
 
 
 def one_seed_stderr(
@@ -73,24 +73,21 @@ def one_seed_stderr(
     return variance.sqrt()
 
 
-def predicted_halfwidth(values: Tensor, disagreement: Tensor) -> Tensor:
-    """Compute half the width of 90 % intervals around one seed's values from predicted outputs.
+def prediction_stderr(disagreement: Tensor) -> Tensor:
+    """Compute the standard error of values from predicted outputs, due to the coalitions that were not trained.
 
-    It is 0.34 G / n, plus half the mean absolute difference between the values of the two predictions, with G the sum
-    of all positive values of n players (``docs/results/predicted.md``).
+    It is 0.75 times the root mean square, over the players, of the difference between the two predictions' values
+    (``docs/results/predicted.md``).
 
     Args:
-        values: the Shapley values, ``[n]`` or ``[n, M]``.
-        disagreement: of the same shape, see :class:`flsv.functional.shapley.predicted_outputs.PredictedValues`.
+        disagreement: ``[n]`` or ``[n, M]``, see :class:`flsv.functional.shapley.predicted_outputs.PredictedValues`.
 
     Returns:
         float64, of the same shape; the same for all players.
 
     Example:
         >>> import torch
-        >>> predicted_halfwidth(torch.tensor([0.3, 0.5]), torch.tensor([0.1, -0.1]))
-        tensor([0.1860, 0.1860], dtype=torch.float64)
+        >>> prediction_stderr(torch.tensor([0.1, -0.1]))
+        tensor([0.0750, 0.0750], dtype=torch.float64)
     """
-    paid = values.double().clamp_min(0).sum(0)
-    half = OF_GAIN * paid / len(values) + OF_DIFFERENCE * disagreement.double().abs().mean(0)
-    return half.expand(values.shape).clone()
+    return (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt()).expand(disagreement.shape).clone()

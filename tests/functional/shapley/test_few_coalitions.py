@@ -118,7 +118,8 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=0)
     found = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
     assert found.tolist() == pytest.approx([2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5] * 2)
-    assert interval_over_seeds(torch.tensor([[1.0, 1.0]])).isnan().all()
+    alone = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
+    assert alone.tolist() == pytest.approx([1.6448536 * (0.3**2 + 0.09**2) ** 0.5] * 2)  # 4.5 % of the gain
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
         interval_over_seeds(torch.ones(3))
 

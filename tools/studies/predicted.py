@@ -1,0 +1,416 @@
+"""How far values from predicted outputs lie from those of retrained coalitions.
+
+    python tools/studies/predicted.py train tuning held_out    or names; goes on where it was stopped
+    python tools/studies/predicted.py tune                  the rule, on the federations for tuning
+    python tools/studies/predicted.py table [--csv FILE]    the held-out federations, once the rule stands
+    python tools/studies/predicted.py brackets              what 90 % intervals hold, in both sets
+    python tools/studies/predicted.py lies [NAME...]        what false own models bring, and which checks see it
+    python tools/studies/predicted.py picture FILE
+
+`train` trains all 2^n coalitions of each federation (`predicted_federations.py`), and keeps all utilities, the outputs
+of each client alone and of all but one, and the values in all ways. The truth for a seed is the mean of the exact
+values of the *other* seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import be_quiet, grid
+from predicted_federations import ALL, HELD_OUT, TUNING, Training, flat, numbers, play, samples_of, score
+from torch import Tensor
+
+from flsv.benchmark.scores import share_error, shares, spearman
+from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley.enumeration import all_coalitions, semivalue, semivalue_of_table, shapley_weights
+from flsv.functional.shapley.few_coalitions import interval_over_seeds
+from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares, interpolation_weights
+
+#: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
+#: smaller part, or logarithms of probabilities in place of capped logits, changes the misallocation by less than the
+#: difference's interval, with each alone and with all but one. A larger part is worse. So one rule serves both.
+PART = 0.5
+#: Standard error of a prediction, as a multiple of the two games' difference, root mean square over the clients.
+FIT = 0.75
+#: The least distance of an honest client's own model to the global one, as a part of its move.
+NEAR = 0.1
+#: Federations in which one seed of the exact game misallocates more, in percent, decide nothing.
+DECIDABLE = 15.0
+DESIGNS: Any = ("singles", "both")
+Kept = dict[str, Any]
+Values = dict[str, Tensor]
+
+
+def exact(utilities: Tensor) -> Tensor:
+    return semivalue_of_table(utilities[:, None], shapley_weights(len(utilities).bit_length() - 1))[:, 0]
+
+
+def predicted(name: str, kept: Kept, which: Any) -> tuple[Tensor, Tensor]:
+    """The values of a design's two games: of interpolated outputs, and of the ensemble's."""
+    of, at = ALL[name], numbers(ALL[name].n, which)
+    outputs = torch.stack([kept["outputs"][each] for each in at])
+    game = PredictedGame(
+        few_coalitions(of.n, which),
+        kept["utilities"][at],
+        outputs,
+        kept["sizes"],
+        partial(score, of, samples_of(name)[1][1]),
+        logits=of.score != "r2",
+    )
+    inner, ensemble = semivalue(game, of.n, shapley_weights(of.n)).values.T
+    return inner, ensemble
+
+
+def mixed(inner: Tensor, ensemble: Tensor, part: float = PART) -> Tensor:
+    return (1 - part) * inner + part * ensemble
+
+
+def estimates(name: str, kept: Kept) -> Values:
+    """Values of one seed in all ways."""
+    of, utilities = ALL[name], kept["utilities"]
+    found = {"exact": exact(utilities), "truth": exact(kept["elsewhere"] if of.apart else utilities)}
+    for which in (*DESIGNS, "auto"):
+        design = few_coalitions(of.n, which)
+        found[f"scores, {which}"] = few_coalitions_shapley(design, utilities[numbers(of.n, which)]).values
+    for which in DESIGNS:
+        found[f"interpolated, {which}"], found[f"ensemble, {which}"] = predicted(name, kept, which)
+    return found
+
+
+def train(folder: Path, names: Iterable[str]) -> str:
+    for name in names:
+        for seed in range({"digits_16": 4}.get(name, 6 if name in HELD_OUT else 5)):
+            path = folder / name / f"{seed}.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                kept = play(name, seed)
+                began = time.process_time()
+                kept["found"] = estimates(name, kept)
+                torch.save(kept, path)
+                seconds = f"{kept['seconds']:.0f} s, and {time.process_time() - began:.0f} s of arithmetic"
+                print(f"{name}, seed {seed}: {seconds}", flush=True)
+    return ""
+
+
+def loaded(name: str, folder: Path) -> list[Kept]:
+    return [torch.load(path) for path in sorted((folder / name).glob("?.pt"))]
+
+
+def found_of(names: Iterable[str], folder: Path) -> dict[str, Values]:
+    """Of each federation the values ``[seeds, n]`` in all ways, and the utilities of the untrained and of all."""
+    found = {}
+    for name in names:
+        kept = loaded(name, folder)
+        of = {key: torch.stack([each["found"][key] for each in kept]) for key in kept[0]["found"]}
+        for which in DESIGNS:
+            inner, ensemble = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
+            of[f"predicted, {which}"], of[f"apart, {which}"] = mixed(inner, ensemble), inner - ensemble
+        of["ends"] = torch.stack([each["utilities"][[0, -1]] for each in kept])
+        found[name] = of
+    return found
+
+
+def against_others(measure: Callable[..., float], values: Tensor, truths: Tensor, seeds: int) -> float:
+    """Mean over sets of seeds of a measure of their mean values, against the mean of all other seeds."""
+    found = []
+    for some in map(list, combinations(range(len(values)), seeds)):
+        others = [seed for seed in range(len(values)) if seed not in some]
+        found.append(measure(values[some].mean(0), truths[others].mean(0)))
+    return float(np.mean(found))
+
+
+def wrong_by(values: Tensor, truths: Tensor, seeds: int = 1) -> float:
+    """Percent misallocated."""
+    return 100 * against_others(share_error, values, truths, seeds)
+
+
+def interval(differences: Iterable[float]) -> str:
+    """A mean over federations, with half its 90 % interval."""
+    found = torch.tensor([*differences])
+    return f"{found.mean():+.2f} ± {t_quantile(0.9, len(found) - 1) * found.std() / len(found) ** 0.5:.2f}"
+
+
+def clipped(name: str, kept: Kept, which: Any) -> Tensor:
+    """Values by interpolated logarithms of probabilities, of at least -5."""
+    of, at, design = ALL[name], numbers(ALL[name].n, which), few_coalitions(ALL[name].n, which)
+    rows = design.any(1)
+    logs = torch.stack([kept["outputs"][each] for each in at])[rows].log_softmax(-1).clamp_min(-5)
+    masks, utilities = all_coalitions(of.n), torch.empty(2**of.n, dtype=torch.float64)
+    for part in torch.arange(1, 2**of.n).split(64):
+        mixing = interpolation_weights(masks[part], design[rows], kept["sizes"]).float()
+        outputs = (mixing @ logs.flatten(1)).view(-1, *logs.shape[1:])
+        utilities[part] = score(of, samples_of(name)[1][1], outputs)
+    utilities[at] = kept["utilities"][at]
+    return exact(utilities)
+
+
+def tune(folder: Path) -> str:
+    """Percent misallocated in the federations for tuning, by rules."""
+    wrong: dict[str, list[float]] = {}
+    for name, of in found_of(TUNING, folder).items():
+        kept, ways = loaded(name, folder), {"exact": of["exact"]}
+        for which in DESIGNS:
+            pair = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
+            logs = torch.stack([clipped(name, each, which) for each in kept])
+            ways[f"{which}: scores"] = of[f"scores, {which}"]
+            ways |= {f"{which}: {100 * part:.0f} % ensemble": mixed(*pair, part) for part in (0, 0.25, 0.5, 0.75, 1)}
+            ways |= {f"{which}: log p, {100 * part:.0f} % ensemble": mixed(logs, pair[1], part) for part in (0, 0.5)}
+        for way, values in ways.items():
+            for seeds in (1, 3):
+                wrong.setdefault(f"{seeds}, {way}", []).append(wrong_by(values, of["exact"], seeds))
+    lines = [["seeds, way", "misallocated, %", "over exact", "most over exact", "over the rule"]]
+    for way, each in wrong.items():
+        over = np.subtract(each, wrong[f"{way[0]}, exact"])
+        rule = wrong.get(f"{way.partition(':')[0]}: {100 * PART:.0f} % ensemble", each)
+        cells = [interval(over), f"{over.max():.1f}", interval(np.subtract(each, rule))]
+        lines.append([way, f"{np.mean(each):.2f}", *cells])
+    return grid(lines)
+
+
+#: Ways of one seed, and of three.
+WAYS = {
+    "exact": ("exact", 1),
+    "1.2.0's default": ("scores, auto", 1),
+    "alone, scores": ("scores, singles", 1),
+    "alone and all but one, scores": ("scores, both", 1),
+    "alone, ensemble": ("ensemble, singles", 1),
+    "**alone, predicted**": ("predicted, singles", 1),
+    "**alone and all but one, predicted**": ("predicted, both", 1),
+    "exact, 3 seeds": ("exact", 3),
+    "alone, predicted, 3 seeds": ("predicted, singles", 3),
+    "alone and all but one, predicted, 3 seeds": ("predicted, both", 3),
+}
+
+
+def table(folder: Path, path: Path | None) -> str:
+    """Percent misallocated in the held-out federations, and what it exceeds others by; rank correlations."""
+    found, lines = found_of(HELD_OUT, folder), list[list[Any]]()
+    wrong, ranks = dict[str, list[float]](), dict[str, list[float]]()
+    for name, of in found.items():
+        gain = (of["ends"][:, 1] - of["ends"][:, 0]).mean()
+        for way, (key, seeds) in WAYS.items():
+            each = wrong_by(of[key], of["truth"], seeds), against_others(spearman, of[key], of["truth"], seeds)
+            wrong.setdefault(way, []).append(each[0])
+            ranks.setdefault(way, []).append(each[1])
+            lines.append([name, ALL[name].n, f"{gain:.3f}", way.strip("*"), f"{each[0]:.2f}", f"{each[1]:.3f}"])
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [["federation", "clients", "gain", "way", "misallocated_percent", "rank"], *lines]
+            )
+    sets = {
+        "all": [*range(len(found))],
+        "decidable": [place for place, percent in enumerate(wrong["exact"]) if percent <= DECIDABLE],
+        "10 clients and more": [place for place, name in enumerate(found) if ALL[name].n >= 10],
+    }
+    rows = [["way", *(f"{title}: {len(some)}" for title, some in sets.items())]]
+    rows[0] += ["all, over exact", "most", "10 and more, over 1.2.0's default", "rank"]
+    for way, (_, seeds) in WAYS.items():
+        over = np.subtract(wrong[way], wrong["exact" if seeds == 1 else "exact, 3 seeds"])
+        less = np.subtract(wrong[way], wrong["1.2.0's default"])
+        means = [f"{np.mean([wrong[way][place] for place in some]):.2f}" for some in sets.values()]
+        beside = [interval(over), f"{over.max():+.1f}", interval(less[sets["10 clients and more"]])]
+        rows.append([way, *means, *beside, f"{np.mean(ranks[way]):.2f}"])
+    return grid(rows)
+
+
+def half_width(values: Tensor, apart: Tensor, untrained: Tensor, level: float = 0.9) -> Tensor:
+    """Compute half the width of the interval around the mean of each seed's own values.
+
+    Args:
+        values: ``[seeds, n]``.
+        apart: ``[seeds, n]``, the values of the interpolated game minus those of the ensemble's; 0 of exact games.
+        untrained: utilities of untrained models.
+    """
+    fit = FIT * apart.mean(0).square().mean().sqrt().expand(values.shape[1])
+    if len(values) == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fit, untrained)
+    return interval_over_seeds(values, fit, level)
+
+
+def prototype(values: Tensor, apart: Tensor, ends: Tensor) -> Tensor:
+    """The prototype's: 0.34 / n of the gain, and half the mean difference of the two games."""
+    return 0.34 / values.shape[1] * (ends[0, 1] - ends[0, 0]) + 0.5 * apart.abs().mean().expand(values.shape[1])
+
+
+def brackets(folder: Path) -> str:
+    """The part of the others' values that intervals hold, widened by the error of the others' mean."""
+    ways = [("exact", 1, ""), ("exact", 3, ""), ("exact", 3, "spread alone")]
+    ways += [(f"predicted, {which}", *each) for which in DESIGNS for each in [(1, "prototype"), (1, ""), (3, "")]]
+    rows = [["federations", "way", "seeds", "interval", "held", "least held", "half width, % of what is paid"]]
+    for title, names in {"tuning": TUNING, "held out": HELD_OUT}.items():
+        found = found_of(names, folder)
+        for way, seeds, kind in ways:
+            held, width = dict[str, float](), list[float]()
+            for name, of in found.items():
+                values, inside, wide = of[way], list[Tensor](), list[float]()
+                apart = torch.zeros_like(values) if way == "exact" else of[way.replace("predicted", "apart")]
+                for some in map(list, combinations(range(len(values)), seeds)):
+                    if kind == "spread alone":
+                        half = t_quantile(0.9, seeds - 1) * values[some].std(0) / seeds**0.5
+                    elif kind == "prototype":
+                        half = prototype(values[some], apart[some], of["ends"][some])
+                    else:
+                        half = half_width(values[some], apart[some], of["ends"][:, 0])
+                    rest = of["truth"][[seed for seed in range(len(values)) if seed not in some]]
+                    error = t_quantile(0.9) ** 2 * of["truth"].var(0).mean() / len(rest)
+                    off = (values[some].mean(0) - rest.mean(0)).abs()
+                    inside.append((off <= (half.square() + error).sqrt()).double())
+                    wide.append(100 * float(half.mean() / values[some].mean(0).clamp_min(0).sum()))
+                held[name] = float(torch.cat(inside).mean())
+                width.append(float(np.mean(wide)))
+            least = min(held, key=held.__getitem__)
+            cells = [f"{np.mean([*held.values()]):.2f}", f"{held[least]:.2f}, {least}", f"{np.mean(width):.1f}"]
+            rows.append([f"{title}: {len(found)}", way, str(seeds), kind or "the rule", *cells])
+    return grid(rows)
+
+
+class Honest:
+    """One seed of a federation, in which a client may send a false own model."""
+
+    def __init__(self, name: str, seed: int, kept: Kept) -> None:
+        self.name, self.of, self.kept, self.training = name, ALL[name], kept, Training(name, seed)
+        self.start, self.everybody = kept["models"][0], kept["models"][2**self.of.n - 1]
+        self.own = torch.stack([kept["models"][1 << client] for client in range(self.of.n)])
+        self.shares = self.paid(self.kept)
+
+    def paid(self, kept: Kept) -> Tensor:
+        """Shares of the payment by predictions from each design, and with all coalitions trained."""
+        ways = [mixed(*predicted(self.name, kept, which)) for which in DESIGNS]
+        return torch.stack([shares(way) for way in (*ways, exact(kept["utilities"]))])
+
+    def gain(self, client: int, outputs: Tensor) -> Tensor:
+        """What a client gains by other outputs of its own model, in points of the payment."""
+        at, utilities = 1 << client, self.kept["utilities"].clone()
+        utilities[at] = score(self.of, self.training.validation[1], outputs[None])[0]
+        told = {**self.kept, "outputs": {**self.kept["outputs"], at: outputs}, "utilities": utilities}
+        return 100 * (self.paid(told) - self.shares)[:, client]
+
+    def outputs(self, model: Tensor) -> Tensor:
+        parts = zip(self.training.start.items(), model.split([v.numel() for v in self.training.start.values()]))
+        p = {k: part.view(1, *v.shape) for (k, v), part in parts}
+        return self.training.outputs(p, self.training.validation[0])[0]
+
+    def elsewhere(self, client: int, rounds: int, samples: Any) -> Tensor:
+        """A model that a client trains alone."""
+        p = {k: v[None] for k, v in self.training.start.items()}
+        for round_index in range(rounds):
+            p = self.training.local(p, round_index, client, samples)
+        return flat(p)[0]
+
+    def alarms(self, client: int, model: Tensor, first: Tensor) -> list[bool]:
+        """Whether each check raises an alarm: the first round's model, the distance, the direction."""
+        moves, sums, update = self.own - self.start, self.kept["total"], self.kept["first"][client]
+        moves[client] = model - self.start
+        cosines = F.cosine_similarity((moves - moves.mean(0))[client], sums - sums.mean(0), dim=1)
+        far = (model - self.everybody).norm() / (model - self.start).norm()
+        differs = (first - self.start - update).norm() > 1e-3 * update.norm()
+        return [bool(differs), bool(far < NEAR), int(cosines.argmax()) != client]
+
+    def lies(self, client: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """False own models, after the last round and after the first."""
+        part, own = self.kept["sizes"].float() / self.kept["sizes"].sum(), self.elsewhere(client, 1, None)
+        first, other = self.start + part @ self.kept["first"], (client + 1) % self.of.n
+        others = self.training.others
+        return {
+            "its own, honestly": (self.own[client], own),
+            "the global model": (self.everybody, first),
+            "half the global model": ((self.everybody + self.own[client]) / 2, (first + own) / 2),
+            "the next client's": (self.own[other], self.elsewhere(other, 1, None)),
+            "one trained on other samples like the validation's": (
+                self.elsewhere(client, self.of.rounds, others),
+                self.elsewhere(client, 1, others),
+            ),
+        }
+
+
+def lies(folder: Path, names: Iterable[str]) -> str:
+    """What a client gains by a false own model, and how often checks raise an alarm."""
+    gains, alarms = dict[str, list[Tensor]](), dict[str, list[list[bool]]]()
+    for name in names:
+        if ALL[name].n > 7 or ALL[name].cohort or ALL[name].model == "lora":
+            continue
+        for seed, kept in enumerate(loaded(name, folder)[:2]):
+            run = Honest(name, seed, kept)
+            for client in range(run.of.n):
+                for lie, (model, first) in run.lies(client).items():
+                    gains.setdefault(lie, []).append(run.gain(client, run.outputs(model)))
+                    alarms.setdefault(lie, []).append(run.alarms(client, model, first))
+                if run.of.score != "r2":
+                    louder = run.gain(client, 10 * kept["outputs"][1 << client])
+                    gains.setdefault("its own, logits times ten", []).append(louder)
+    rows = [["a client sends as its own model", "of", "alone", "alone and all but one", "all trained"]]
+    rows[0] += ["round 1", "distance", "direction", "distance or direction"]
+    for lie, each in gains.items():
+        points = torch.stack(each)
+        cells = [f"{mean:+.1f}, up to {most:+.0f}" for mean, most in zip(points.mean(0), points.max(0).values)]
+        raised = torch.tensor(alarms.get(lie, [[False] * 3])).double()
+        parts = [*raised.mean(0), raised[:, 1:].any(1).double().mean()]
+        rows.append([lie, str(len(each)), *cells, *(f"{100 * part:.0f} %" if lie in alarms else "" for part in parts)])
+    return grid(rows)
+
+
+def picture(path: str) -> str:
+    """Draw the coalitions of three clients as points of a simplex."""
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]]).double()
+    sizes, masks = torch.tensor([100.0, 200, 300]), all_coalitions(3)[1:]
+    points = coalition_shares(masks, sizes) @ corners
+    figure, axes = plt.subplots(figsize=(6.4, 4.6), dpi=120)
+    axes.add_patch(plt.Polygon(corners.numpy(), facecolor="#f4f6fa", edgecolor="#8792a6", linewidth=1.2, zorder=0))
+    looks: dict[str, dict[str, Any]] = {
+        "trained: each client alone": {"color": "#1f5fbf"},
+        "predicted from the outputs of the others": {"facecolors": "white", "edgecolors": "#1f5fbf", "linewidths": 2},
+        "trained: all clients, the run itself": {"color": "#d1571b", "marker": "s"},
+    }
+    for size, (label, look) in enumerate(looks.items(), 1):
+        axes.scatter(*points[masks.sum(1) == size].T, label=label, s=90, zorder=3, **look)
+    below, beside = (0.0, -0.075), {4: (0.0, 0.055), 5: (-0.18, 0.0), 6: (0.18, 0.0)}
+    for number, ((x, y), mask) in enumerate(zip(points.tolist(), masks), 1):
+        right, up = beside.get(number, below)
+        text = f"{{{', '.join(map(str, mask.nonzero()[:, 0].tolist()))}}}: {int(sizes[mask].sum())}"
+        axes.text(x + right, y + up, text, ha="center", va="center", fontsize=10)
+    axes.set_title("Three clients with 100, 200 and 300 samples: each coalition is a mixture of data", fontsize=10)
+    axes.set(xlim=(-0.25, 1.25), ylim=(-0.36, 1.0), aspect="equal")
+    axes.axis("off")
+    axes.legend(loc="lower center", fontsize=9, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["train", "tune", "table", "brackets", "lies", "picture"])
+    parser.add_argument("names", nargs="*", help="federations, tuning, held_out; the picture's file")
+    parser.add_argument("--folder", type=Path, default=Path("runs/predicted"))
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    be_quiet()
+    sets = {"tuning": [*TUNING], "held_out": [*HELD_OUT]}
+    names = [name for each in options.names for name in sets.get(each, [each])]
+    commands: dict[str, Callable[[], str]] = {
+        "train": lambda: train(options.folder, names),
+        "tune": lambda: tune(options.folder),
+        "table": lambda: table(options.folder, options.csv),
+        "brackets": lambda: brackets(options.folder),
+        "lies": lambda: lies(options.folder, names or HELD_OUT),
+        "picture": lambda: picture(names[0]),
+    }
+    print(commands[options.what]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Small federations whose coalitions are all trained at once, for ``predicted.py``.
+
+They are trained by torch.func.vmap: plain FedAvg, SGD, weights by samples. Data are those of ``$FLSV_DATA_ROOT`` and
+scikit-learn's.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import time
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from sklearn import datasets
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torchvision.datasets import MNIST, FashionMNIST
+
+from flsv.functional import few_coalitions
+from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.predicted_outputs import coalition_shares
+
+ROOT = Path(os.environ.get("FLSV_DATA_ROOT", "."))
+Samples = tuple[Tensor, Tensor]
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One federation: its data, how they are dealt, what is wrong with them, and how it is trained."""
+
+    data: str
+    n: int
+    split: str  # iid, sizes, dir ALPHA, classes PER CLIENT, groups
+    model: str = "mlp 32"  # soft, mlp WIDTH, cnn, lora
+    rounds: int = 10
+    lr: float = 0.1
+    samples: int = 1000  # of all clients together
+    validation: int = 300
+    epochs: int = 1
+    batch: int = 16
+    score: str = "accuracy"  # balanced, loss, r2
+    wrong: str = ""  # labels, features, duplicate, harm
+    components: int = 0  # principal components in place of pixels
+    cohort: int = 0  # clients drawn each round, among the coalition's members; 0: all
+    classes: int = 10
+    apart: bool = False  # the truth is of other samples than the validation set's
+
+
+TUNING = {
+    "digits_dir_5": Federation("digits", 5, "dir 0.5", rounds=15),
+    "digits_sizes_6": Federation("digits", 6, "sizes", rounds=12),
+    "digits_labels_6": Federation("digits", 6, "iid", rounds=12, wrong="labels"),
+    "digits_two_5": Federation("digits", 5, "classes 2", rounds=15),
+    "mnist_dir_6": Federation("mnist", 6, "dir 0.3", rounds=8),
+    "mnist_twins_6": Federation("mnist", 6, "dir 0.5", rounds=8, wrong="duplicate"),
+    "fashion_dir_7": Federation("fashion", 7, "dir 0.3", rounds=6),
+    "fashion_features_6": Federation("fashion", 6, "iid", "soft", rounds=8, wrong="features"),
+    "wine_dir_4": Federation("wine", 4, "dir 1", rounds=15, epochs=2, samples=100, validation=39),
+    "breast_labels_5": Federation("breast_cancer", 5, "sizes", rounds=12, samples=300, validation=130, wrong="labels"),
+    "blobs_dir_6": Federation("blobs", 6, "dir 0.5", rounds=12, samples=1200),
+    "blobs_labels_7": Federation("blobs", 7, "iid", rounds=8, samples=1200, wrong="labels"),
+    "mnist_cnn_5": Federation("mnist", 5, "dir 0.3", "cnn", rounds=18, samples=700),
+    "digits_harm_5": Federation("digits", 5, "dir 0.5", rounds=10, epochs=2, lr=0.05, wrong="harm"),
+    "women_5": Federation("contraception", 5, "groups", "mlp 16", 15, samples=1200, score="balanced"),
+    "mnist_dir_10": Federation("mnist", 10, "dir 0.5", "mlp 16", 8, components=30),
+    "digits_labels_10": Federation("digits", 10, "dir 1", "soft", 12, wrong="labels"),
+}
+#: Written down, and committed, before any of them was trained.
+HELD_OUT = {
+    "digits_16": Federation("digits", 16, "dir 1", "soft", 12, 0.3, batch=32, components=20),
+    "fashion_labels_14": Federation("fashion", 14, "dir 0.5", "mlp 12", 10, 0.3, components=20, wrong="labels"),
+    "lesions_12": Federation(
+        "ham10000_28", 12, "dir 0.5", "mlp 12", 12, 0.3, samples=1400, score="balanced", components=24
+    ),
+    "lungs_11": Federation(
+        "pneumoniamnist", 11, "sizes", "mlp 12", 10, score="balanced", components=20, wrong="labels"
+    ),
+    "mnist_disjoint_10": Federation("mnist", 10, "classes 1", "mlp 16", 12, 0.3, components=30),
+    "cifar_cnn_4": Federation("cifar", 4, "dir 0.5", "cnn", 25, samples=800, classes=4),
+    "fashion_cnn_4": Federation("fashion", 4, "dir 0.3", "cnn", 18, samples=800),
+    "pupils_6": Federation("exam", 6, "groups", "mlp 16", 12, 0.05, samples=1200, score="r2"),
+    "diabetes_5": Federation("diabetes", 5, "sizes", "mlp 16", 15, 0.02, samples=280, validation=80, score="r2"),
+    "topics_lora_4": Federation("reuters", 4, "groups", "lora", 8, 1.5, samples=480, validation=100, score="loss"),
+    "mnist_three_of_6": Federation("mnist", 6, "dir 0.5", rounds=40, lr=0.05, cohort=3),
+    "digits_two_of_7": Federation("digits", 7, "dir 1", rounds=60, lr=0.05, cohort=2),
+    "fashion_labels_6": Federation("fashion", 6, "dir 1", rounds=10, wrong="labels"),
+    "digits_disjoint_5": Federation("digits", 5, "classes 2", "mlp 24", 20),
+    "fashion_twins_6": Federation("fashion", 6, "dir 0.5", rounds=10, wrong="duplicate"),
+    "mnist_harm_6": Federation("mnist", 6, "dir 1", rounds=10, wrong="harm"),
+    "mnist_hundred_7": Federation("mnist", 7, "dir 0.3", rounds=10, validation=100, apart=True),
+}
+ALL = TUNING | HELD_OUT
+
+
+@cache
+def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features ``[N, ...]``, targets and groups ``[N]`` of a data set."""
+    groups: Any = None
+    if name == "blobs":
+        x, y = datasets.make_classification(2500, 20, n_informative=8, n_classes=4, random_state=5)
+    elif name in ("digits", "wine", "breast_cancer", "diabetes"):
+        x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+        x = x / 16 if name == "digits" else (x - x.mean(0)) / x.std(0)
+        y = (y - y.mean()) / y.std() if name == "diabetes" else y
+    elif name in ("mnist", "fashion"):
+        of = (MNIST if name == "mnist" else FashionMNIST)(ROOT, train=True)
+        x, y = pooled(of.data[:6000, None]), of.targets[:6000]
+    elif name == "cifar":
+        batch = pickle.loads((ROOT / "cifar-10-batches-py/data_batch_1").read_bytes(), encoding="latin1")
+        few = np.array(batch["labels"]) < classes
+        x, y = pooled(torch.tensor(batch["data"][few]).view(-1, 3, 32, 32)), np.array(batch["labels"])[few]
+    elif name in ("ham10000_28", "pneumoniamnist"):
+        kept = np.load(ROOT / f"{name}.npz")
+        x, y = torch.tensor(kept["train_images"]), kept["train_labels"][:, 0]
+        x = pooled(x.movedim(-1, 1) if x.ndim == 4 else x[:, None])
+        y = y == 5 if name == "ham10000_28" else y  # a nevus or not
+    elif name == "reuters":
+        x, y, groups = news()
+    else:
+        target, group = {"exam": ("normexam", "school"), "contraception": ("use", "district")}[name]
+        frame = pd.read_csv(ROOT / "tables" / f"{name}.csv").drop(columns="student", errors="ignore")
+        y, groups = frame[target].to_numpy(), frame[group].to_numpy()
+        y = y if name == "exam" else y == "Y"
+        rest = pd.get_dummies(frame.drop(columns=[target, group]), dtype=float)
+        x = ((rest - rest.mean()) / rest.std()).to_numpy()
+    x, y = (each if isinstance(each, Tensor) else torch.tensor(each) for each in (x, y))
+    x, y = (x if name == "reuters" else x.float()), (y.float() if y.is_floating_point() else y.long())
+    return x, y, torch.zeros(len(y)) if groups is None else torch.as_tensor(groups)
+
+
+def pooled(images: Tensor) -> Tensor:
+    """Halve the sides of images."""
+    return F.avg_pool2d(images.float() / 255, 2).flatten(1)
+
+
+LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 48
+
+
+def pieces(text: str) -> Tensor:
+    kept = torch.tensor([max(0, LETTERS.find(letter)) for letter in text.lower()])
+    return kept[: len(kept) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
+
+
+def news() -> tuple[Tensor, Tensor, Tensor]:
+    """Pieces of news of four topics: to predict the next letter."""
+    with (ROOT / "text/reuters_r8_train.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    found = [
+        pieces(" ".join(row["text"] for row in rows if row["label"] == topic)[:60000])
+        for topic in ("earn", "acq", "crude", "grain")
+    ]
+    both = torch.cat(found)
+    return both[:, :-1], both[:, 1:], torch.cat([torch.full((len(each),), place) for place, each in enumerate(found)])
+
+
+class Letters(nn.Module):
+    """A small transformer that predicts the next letter, with LoRA of rank 4 on its attention's queries and values."""
+
+    def __init__(self, width: int = 48, layers: int = 2) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(len(LETTERS), width), nn.Parameter(torch.randn(LENGTH, width) * 0.1)
+        linear = partial(nn.Linear, width)
+        self.parts = nn.ModuleList(
+            nn.ModuleList([linear(3 * width), linear(width), linear(2 * width), nn.Linear(2 * width, width)])
+            for _ in range(layers)
+        )
+        self.head = linear(len(LETTERS))
+        self.lora_a = nn.Parameter(torch.randn(layers, 2, width, 4) / width**0.5)
+        self.lora_b = nn.Parameter(torch.zeros(layers, 2, 4, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x) + self.place
+        late = torch.ones(LENGTH, LENGTH).triu(1).bool()
+        for place, (qkv, out, up, down) in enumerate(self.parts):  # type: ignore[misc]
+            z = F.layer_norm(h, h.shape[-1:])
+            q, k, v = qkv(z).chunk(3, -1)
+            q, v = (each + z @ self.lora_a[place, i] @ self.lora_b[place, i] for i, each in enumerate((q, v)))
+            attention = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(late, -1e9).softmax(-1)
+            h = h + out(attention @ v)
+            h = h + down(up(F.layer_norm(h, h.shape[-1:])).relu())
+        return self.head(h)
+
+
+@cache
+def pretrained() -> dict[str, Tensor]:
+    """Train the transformer for a minute on the tales of the brothers Grimm."""
+    torch.manual_seed(0)
+    with (ROOT / "text/grimm_tales.csv").open(newline="") as file:
+        text = pieces(" ".join(row["text"] for row in csv.DictReader(file)))
+    model = Letters()
+    optimizer = torch.optim.Adam([each for name, each in model.named_parameters() if "lora" not in name], 3e-3)
+    for _ in range(8):
+        for rows in torch.randperm(len(text)).split(32):
+            optimizer.zero_grad()
+            out = model(text[rows, :-1])
+            F.cross_entropy(out.flatten(0, 1), text[rows, 1:].flatten()).backward()
+            optimizer.step()
+    return {name: each for name, each in model.state_dict().items() if "lora" not in name}
+
+
+def network(of: Federation, x: Tensor, outputs: int) -> nn.Module:
+    kind, _, width = of.model.partition(" ")
+    if kind == "soft":
+        return nn.Linear(x.shape[1], outputs)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(x.shape[1], int(width)), nn.ReLU(), nn.Linear(int(width), outputs))
+    if kind == "lora":
+        model = Letters()
+        model.load_state_dict(pretrained(), strict=False)
+        return model.requires_grad_(False)
+    colors, side = (3, 16) if of.data == "cifar" else (1, 14)
+    return nn.Sequential(
+        nn.Unflatten(1, (colors, side, side)),
+        *(nn.Conv2d(colors, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64, outputs)),
+    )
+
+
+def deal(of: Federation, y: Tensor, groups: Tensor, draw: np.random.Generator) -> list[np.ndarray]:
+    """Rows of each client."""
+    how, _, number = of.split.partition(" ")
+    rows, labels = draw.permutation(len(y)), y.numpy()
+    if how == "sizes":
+        parts = np.array([1.5**client for client in range(of.n)]).cumsum()
+        return np.split(rows, (parts[:-1] / parts[-1] * len(y)).astype(int))
+    if how == "groups":
+        place = np.unique(groups.numpy(), return_inverse=True)[1]
+        client = draw.permutation(place.max() + 1)[place] % of.n
+        return [np.flatnonzero(client == each) for each in range(of.n)]
+    if how == "classes":
+        owner = draw.permutation(10)
+        return [rows[np.isin(labels[rows], owner[c * int(number) : (c + 1) * int(number)])] for c in range(of.n)]
+    if how == "dir":
+        dealt: list[list[int]] = [[] for _ in range(of.n)]
+        for label in np.unique(labels):
+            own = rows[labels[rows] == label]
+            cuts = (draw.dirichlet([float(number)] * of.n).cumsum()[:-1] * len(own)).astype(int)
+            for client, part in enumerate(np.split(own, cuts)):
+                dealt[client] += part.tolist()
+        return [np.array(each if len(each) >= 12 else each + rows[:12].tolist()) for each in dealt]
+    return np.array_split(rows, of.n)
+
+
+@cache
+def samples_of(name: str) -> tuple[list[Samples], Samples, Samples]:
+    """Samples of the clients, of the validation set, and as many others."""
+    of = ALL[name]
+    draw = np.random.default_rng(sum(map(ord, name)))
+    x, y, groups = source(of.data, of.classes)
+    if of.components:
+        x = x - x.mean(0)
+        x = x @ torch.linalg.svd(x[:3000], full_matrices=False)[2][: of.components].T
+        x = x / x.std()
+    rows = draw.permutation(len(y))
+    size = 300 if of.apart else of.validation
+    held, others, rest = rows[: of.validation], rows[-size:], rows[of.validation : -size][: of.samples]
+    parts = deal(of, y[rest], groups[rest], draw)
+    clients = [(x[rest[part]].clone(), y[rest[part]].clone()) for part in parts]
+    classes = int(y.max()) + 1
+    if of.wrong == "labels":
+        for client, part in zip(draw.permutation(of.n)[: max(2, of.n // 4)], (0.6, 0.3, 0.8)):
+            own = clients[client][1]
+            changed = torch.tensor(draw.random(len(own)) < part)
+            own[changed] = torch.tensor(draw.integers(0, classes, int(changed.sum())))
+    elif of.wrong == "features":
+        noise = [torch.tensor(draw.normal(size=own.shape)).float() * 0.25 * c for c, (own, _) in enumerate(clients)]
+        clients = [(own + more, label) for (own, label), more in zip(clients, noise)]
+    elif of.wrong == "duplicate":
+        clients[1] = clients[0]
+    elif of.wrong == "harm":  # each label is the next one
+        clients[2] = clients[2][0], (clients[2][1] + 1) % classes
+    return clients, (x[held], y[held]), (x[others], y[others])
+
+
+def score(of: Federation, y: Tensor, outputs: Tensor) -> Tensor:
+    """Score outputs ``[c, V, ...]`` of c models."""
+    if of.score == "r2":
+        return 1 - (outputs.squeeze(-1) - y).square().mean(1).double() / y.double().var(unbiased=False)
+    if of.score == "loss":
+        wrong = [F.cross_entropy(each.flatten(0, -2), y.flatten()) for each in outputs]
+        return -torch.stack(wrong).double()
+    right = (outputs.argmax(-1) == y).double()
+    if of.score == "balanced":
+        return torch.stack([right[:, y == label].mean(1) for label in y.unique()]).mean(0)
+    return right.flatten(1).mean(1)
+
+
+class Training:
+    """FedAvg of many coalitions at once, with one seed."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.of, self.seed = ALL[name], seed
+        self.clients, self.validation, self.others = samples_of(name)
+        y = source(self.of.data, self.of.classes)[1]
+        outputs = 1 if self.of.score == "r2" else len(LETTERS) if self.of.model == "lora" else int(y.max()) + 1
+        torch.manual_seed(seed)
+        self.base = network(self.of, self.clients[0][0], outputs)
+        own = dict(self.base.named_parameters())
+        self.start = {k: v.detach() for k, v in own.items() if self.of.model != "lora" or "lora" in k}
+        if self.of.model == "lora":
+            self.start["lora_a"] = torch.randn_like(self.start["lora_a"]) / 48**0.5
+        self.sizes = torch.tensor([len(y) for _, y in self.clients]).double()
+        self.slope = vmap(grad(self._loss), in_dims=(0, None, None))
+
+    def _loss(self, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        out = functional_call(self.base, p, (x,))
+        return F.mse_loss(out[:, 0], y) if self.of.score == "r2" else F.cross_entropy(out.flatten(0, -2), y.flatten())
+
+    def local(self, p: Parameters, round_index: int, client: int, data: Samples | None = None) -> Parameters:
+        """One client's training of many models, on its own samples or on others."""
+        x, y = data or self.clients[client]
+        draw = torch.Generator().manual_seed(self.seed * 100003 + round_index * 1009 + client)
+        for _ in range(self.of.epochs):
+            for rows in torch.randperm(len(y), generator=draw).split(self.of.batch):
+                slope = self.slope(p, x[rows], y[rows])
+                p = {k: v - self.of.lr * slope[k] for k, v in p.items()}
+        return p
+
+    def cohorts(self, masks: Tensor, round_index: int) -> Tensor:
+        """Members of each coalition that take part in a round."""
+        if not self.of.cohort:
+            return masks
+        order = torch.randperm(self.of.n, generator=torch.Generator().manual_seed(self.seed * 7919 + round_index))
+        ordered = masks[:, order]
+        return (ordered & (ordered.cumsum(1) <= self.of.cohort))[:, order.argsort()]
+
+    def __call__(self, masks: Tensor) -> tuple[Parameters, Tensor, Tensor]:
+        """The models of coalitions, and of the last of them each client's updates: in the first round, and the sum."""
+        p = {k: v[None].repeat(len(masks), *[1] * v.ndim) for k, v in self.start.items()}
+        first = total = torch.zeros(self.of.n, flat(self.start, 0).numel())
+        for round_index in range(self.of.rounds):
+            cohorts = self.cohorts(masks, round_index)
+            weights = coalition_shares(cohorts, self.sizes).float()
+            empty = (~masks.any(1)).float()
+            new = {k: v * empty.view(-1, *[1] * (v.ndim - 1)) for k, v in p.items()}
+            moves = torch.zeros_like(first)
+            for client in range(self.of.n):
+                at = cohorts[:, client].nonzero()[:, 0]
+                if not len(at):
+                    continue
+                before = {k: v[at] for k, v in p.items()}
+                after = self.local(before, round_index, client)
+                for k, v in after.items():
+                    new[k].index_add_(0, at, v * weights[at, client].view(-1, *[1] * (v.ndim - 1)))
+                if at[-1] == len(masks) - 1:
+                    moves[client] = flat(after)[-1] - flat(before)[-1]
+            p, total, first = new, total + moves, first if round_index else moves
+        return p, first, total
+
+    def outputs(self, p: Parameters, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return vmap(lambda own: functional_call(self.base, own, (x,)))(p)
+
+
+def flat(p: Parameters, start: int = 1) -> Tensor:
+    return torch.cat([v.flatten(start) for v in p.values()], -1)
+
+
+def numbers(n: int, which: Any) -> list[int]:
+    """Numbers of a design's coalitions in :func:`all_coalitions`."""
+    return (few_coalitions(n, which).long() @ (1 << torch.arange(n))).tolist()
+
+
+def play(name: str, seed: int) -> dict[str, Any]:
+    """All that is kept of one seed of a federation."""
+    began, training = time.process_time(), Training(name, seed)
+    of, masks = training.of, all_coalitions(ALL[name].n)
+    wanted = numbers(of.n, "both")
+    chunk = max(8, min(2048, 2**22 // flat(training.start, 0).numel()))
+    utilities, elsewhere, outputs, models = [], [], {}, {}
+    for part in torch.arange(len(masks)).split(chunk):
+        p, first, total = training(masks[part])
+        for some in torch.arange(len(part)).split(16 if of.model in ("cnn", "lora") else 256):
+            own = {k: v[some] for k, v in p.items()}
+            found = training.outputs(own, training.validation[0])
+            utilities.append(score(of, training.validation[1], found))
+            elsewhere.append(score(of, training.others[1], training.outputs(own, training.others[0])))
+            outputs |= {at: found[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted}
+            models |= {at: flat(own)[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted}
+    return {
+        **{"utilities": torch.cat(utilities), "elsewhere": torch.cat(elsewhere)},
+        **{"outputs": outputs, "models": models, "first": first, "total": total, "sizes": training.sizes},
+        "seconds": time.process_time() - began,
+    }
