@@ -51,20 +51,36 @@ MEASURED = {
 }
 
 
-def recommended() -> list[tuple[str, float, float]]:
-    """A metric, its rank correlation and the misallocated part, wherever a page recommends by them."""
-    readme = (DOCS.parent / "README.md").read_text()
-    rows = re.findall(r"^\|.*?(?:`(\w+)` |(counted samples) \|).*?\| (0\.\d+).*?\| (\d+) % \|$", readme, re.MULTILINE)
-    found = [(name or other, float(rank), float(part)) for name, other, rank, part in rows]
-    metrics = (DOCS / "explanation" / "metrics.md").read_text()
-    pairs = re.findall(r"`(\w+)(?:\([^`]*\))?` \((0\.\d+), (\d+) %\)", metrics.replace("\n", " "))
-    return found + [(name, float(rank), float(part)) for name, rank, part in pairs]
-
-
-def test_readme_table_has_the_figures_of_the_fresh_federations() -> None:
+def test_recommended_metrics_have_the_figures_of_the_fresh_federations() -> None:
+    """Wherever a page recommends by a rank correlation and the misallocated part."""
     table = read_csv(DOCS / "results" / "benchmark.csv").query("set == 'fresh'").set_index("metric")
-    found = recommended()
-    assert {name for name, *_ in found} == set(MEASURED)
-    for name, rank, part in found:
+    metrics = (DOCS / "explanation" / "metrics.md").read_text().replace("\n", " ")
+    found = re.findall(r"`(\w+)(?:\([^`]*\))?` \((0\.\d+), (\d+) %\)", metrics)
+    readme = (DOCS.parent / "README.md").read_text().replace("\n", " ")
+    best, counted = re.findall(r"best cheap metric misallocates (\d+) %, and counted samples (\d+) %", readme)[0]
+    assert {name for name, *_ in found} | {"counted samples"} == set(MEASURED)
+    for name, rank, part in [*found, ("BlendedContribution", None, best), ("counted samples", None, counted)]:
         row = table.loc[MEASURED[name]]
-        assert (round(row["rank_correlation"], 2), round(100 * row["misallocated"])) == (rank, part), name
+        assert rank is None or f"{row['rank_correlation']:.2f}" == rank, name
+        assert f"{100 * row['misallocated']:.0f}" == part, name
+
+
+#: Rows of the README's table to the ways of the study.
+WAYS = {
+    "`ShadowShapley()`": "alone, predicted",
+    "`flsv retrain`, three seeds of each alone and all but one": "alone and all but one, predicted, 3 seeds",
+    "every group, one seed": "exact",
+    "every group, three seeds": "exact, 3 seeds",
+}
+
+
+def test_readme_table_has_the_figures_of_the_held_out_federations() -> None:
+    table = read_csv(DOCS / "results" / "predicted.csv")
+    means = table.groupby("way")[["misallocated_percent", "rank"]].mean()
+    readme = (DOCS.parent / "README.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| [^|]+ \| (\d+\.\d) % \| (0\.\d+) \|$", readme, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(WAYS)
+    for name, part, rank in rows:
+        expected = means.loc[WAYS[name]]
+        assert (f"{expected['misallocated_percent']:.1f}", f"{expected['rank']:.2f}") == (part, rank), name
+    assert f"[{table['federation'].nunique()} held-out federations]" in readme
