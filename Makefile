@@ -47,7 +47,7 @@ cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
 	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
 
 # torch knows one such device in a process, which g++ compiles at its first import.
-ON_EMULATED = tests/testing/test_parts.py tests/retraining/test_side_by_side.py \
+ON_EMULATED = tests/testing/test_parts.py \
   tests/retraining/test_retrain.py tests/federation/test_resume.py tests/compat/test_trainer.py tests/games/test_coalition.py \
   tests/sampling tests/valuation
 emulated: ## federations on an emulated accelerator beside the CPU's, and a part of the tests with each Trainer on it

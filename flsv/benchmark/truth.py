@@ -2,7 +2,8 @@
 
 The utilities are stored in one CSV file per federation, with a row per coalition and seed, see
 :class:`flsv.retraining.utility_store.UtilityStore`. The package contains the files of its own federations.
-:func:`make_truth` creates such files, also for your own federations, and continues after an interruption.
+:func:`make_truth` creates such files for your own federations, one fit per coalition and seed, on all cores. It
+continues after an interruption.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -26,20 +28,23 @@ from flsv.filters import OutlierFilter
 from flsv.functional.confidence import half_width
 from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
 from flsv.games.members import members_of
+from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting
-from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.retraining.train_coalitions import train_rows
+from flsv.retraining.copied_fits import in_this_process
+from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Piece, Prediction, work_on
+from flsv.retraining.fits_in_processes import Federation as Retrainable
+from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import UtilityStore
-from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import isolated_rngs
+from flsv.utilities.supervisor import supervise
 
 FOLDER = Path(__file__).parent / "truths"
 #: Training seeds of the ground truth; no metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
-#: Number of coalitions trained at once; and largest number of clients for which all coalitions are trained.
-CHUNK, MOST_CLIENTS = 192, min(10, MAX_EXACT_PLAYERS)
+#: Largest number of clients for which all coalitions are trained.
+MOST_CLIENTS = min(10, MAX_EXACT_PLAYERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +113,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     make = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
         raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
-    store = UtilityStore(path, ["utility"], truth_settings(federation, folder))
+    store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
     if not store.seeds:
         raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
     clients = 1 + max(client for seed in store.seeds for members in store.coalitions(seed) for client in (0, *members))
@@ -135,9 +140,8 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
         The number of trained coalitions.
 
     Raises:
-        ConfigurationError: the federation has more than ten clients; the table was made with other
-            settings or data; or the coalition of all clients, trained together with other coalitions, ends with another
-            model than in a separate run.
+        ConfigurationError: the federation has more than ten clients; the table was made with other settings or data;
+            or a training failed.
     """
     clients = len(federation.num_samples)
     if clients > MOST_CLIENTS:
@@ -145,10 +149,11 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
             f"is {MOST_CLIENTS} clients."
         )
-    store = UtilityStore(folder / f"{federation.name}.csv", ["utility"], truth_settings(federation, folder))
-    rows, trained = partial(train_coalitions, federation), 0
+    store, trained = UtilityStore(folder / f"{federation.name}.csv", [UTILITY], truth_settings(federation, folder)), 0
+    masks = all_coalitions(clients)
     for seed in seeds:
-        trained += train_rows(rows, all_coalitions(clients), seed, store, compare=not trained, at_once=CHUNK)
+        trained += len(store.missing(seed, members_of(masks)))
+        _train(federation, masks, seed, store)
     federation.release()
     return trained
 
@@ -165,45 +170,42 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
 
 
-def train_coalitions(federation: Federation, masks: Tensor, seed: int, compare: bool = False) -> Tensor:
+def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor:
     """Train each coalition of clients by FedAvg, with numbers of samples as weights, and return their performances.
 
     Args:
         federation: the federation of the clients.
         masks: bool ``[K, n]``, the members of each of the K coalitions; the empty coalition has the untrained model.
         seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
-        compare: whether to train the coalition of all clients also in a separate run, and to compare both models.
 
     Returns:
         Float64 ``[K]``, the performance of each coalition's model, as the federation defines it; more is better.
 
     Raises:
-        ConfigurationError: several copies of the module cannot be trained as one batched model, or the coalition of all
-            clients ends with another model than in a separate run.
+        ConfigurationError: a training failed.
     """
+    store = UtilityStore(None, [UTILITY])
+    _train(federation, masks, seed, store)
+    return store.table(seed, masks)[:, 0]
 
-    def trainer(cohort: FixedCohort) -> L.Trainer:
-        loop = FederatedLoop(
-            sampler=cohort,
-            uploads=[*federation.attackers()],
-            filters=[OutlierFilter(threshold=None)],
-            local_epochs=federation.local_epochs,
-            seed=seed,
-            reporting=Reporting(table=False, figures=0, files=False),
-        )
-        return federation.trainer(loop)
 
-    # The loop's own seed: with the same seed it starts from the same weights.
-    with isolated_rngs(seed, "benchmark"), quiet():
-        alone = RetrainedUtility(
-            trainer,
-            federation.module(),
-            federation.datamodule(),
-            federation.performance,
-            max_clients=masks.shape[1],
-            mode=federation.mode,
-        )
-        try:
-            return SideBySideUtility(alone, seed, compare)(masks)
-        except NotSideBySide as error:
-            raise error.__cause__ or error from None
+def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore) -> None:
+    """Train the coalitions that a store lacks, each by a fit in a process of its own."""
+    measure = performance_of("make_truth", federation.performance, federation.mode)
+    data, samples = federation.datamodule(), federation.num_samples.tolist()
+
+    def work(piece: Piece | Prediction) -> Any:
+        # The loop's own seed: with the same seed it starts from the same weights.
+        with isolated_rngs(piece.seed, "benchmark"), quiet(), TemporaryDirectory() as folder:
+            loop = FederatedLoop(
+                uploads=[*federation.attackers()],
+                filters=[OutlierFilter(threshold=None)],
+                local_epochs=federation.local_epochs,
+                seed=piece.seed,
+                reporting=Reporting(table=False, figures=0, files=False),
+            )
+            return work_on(piece, Retrainable(federation.trainer(loop), federation.module(), data, measure), folder)
+
+    run: Any = supervise if why_not_fork() is None else partial(in_this_process, data, None)
+    fits = FitsInProcesses(lambda piece: partial(work, piece), len(samples), cores(), run=run)
+    train_fits(fits, samples, members_of(masks), seed, store)

@@ -70,9 +70,9 @@ def retrain_parser() -> ArgumentParser:
         "--trainings",
         dest="which",
         choices=get_args(Which),
-        default="auto",
+        default="both",
         metavar="WHICH",
-        help=f"coalitions to train: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
+        help=f"coalitions to train: {', '.join(get_args(Which))}; default: both; singles and leave-one-out only rank",
     )
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
     parser.add_argument(
@@ -87,14 +87,15 @@ def retrain_parser() -> ArgumentParser:
         "default: as in the run",
     )
     parser.add_argument("--rounds", type=from_1, help="rounds of each training; default: as in the run")
-    seeds = "trainings of each coalition, each with another seed; default: 3 if all are trained at once, else 1"
-    parser.add_argument("--seeds", type=from_1, help=seeds)
+    parser.add_argument("--seeds", type=from_1, help="trainings of each coalition, each with another seed; default: 3")
     parser.add_argument(
         "--participation",
         choices=get_args(Participation),
         default="drawn",
         help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
     )
+    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt; no values"
+    parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
     jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
     return parser

@@ -1,18 +1,19 @@
 """``flsv retrain``: each client's value by training the federation again without it, after a run.
 
     flsv retrain lightning_logs/version_0
-    flsv retrain lightning_logs/version_0 --trainings singles --rounds 10
+    flsv retrain lightning_logs/version_0 --trainings all --rounds 10
+    flsv retrain lightning_logs/version_0 --without Lyon
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
-of its clients, and computes Shapley values from the results. If the module allows it, the models of all coalitions are
-rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
-the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
-all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
-+ 1 trainings for n clients), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the
-clients, without amounts. Each training is a process of its own, --jobs of them at once; under torchrun the processes
-share the coalitions among them. The coalition of all must come to the weights of the run's last checkpoint, or there
-are no values. A training that fails is named, and the others go on.
+of its clients, and computes Shapley values from the results. By default it trains each client alone, all but one, and
+all (2 n + 1 trainings for n clients), with three seeds; it predicts the outputs of all other coalitions' models from
+theirs, and scores these. If models are scored by a value that the module logs, or by the clients, there are no outputs:
+then it predicts the scores, and says so. --trainings all trains all coalitions, and the values are exact for these
+trainings; --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each training is a process of
+its own, --jobs of them at once; under torchrun the processes share the coalitions among them. The coalition of all must
+come to the weights of the run's last checkpoint, or there are no values. A training that fails is named, and the others
+go on.
 
 If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
 the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
@@ -23,13 +24,18 @@ accuracy, by balanced accuracy and by the loss, and the shares without each of t
 depends on the choice of the score and on chance. Models are judged as the run's metrics judged them, or by --metric
 (``by`` in the file). The command warns if that is accuracy and most samples belong to one class. Data that differ from
 the run's are refused. Finished trainings are kept: start a stopped command again to continue.
+
+With --without and the names of clients, no values are computed. The run is trained once more with the other clients
+only, and the module is saved beside the run (without_NAME.ckpt): the same run, by the same seed, of a module that has
+never seen these clients' data.
 """
 
 from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -38,31 +44,31 @@ from typing import Any
 
 import torch
 from pandas import DataFrame
-from torch import Tensor
 
 from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.retrained_run import Facts, Question, in_a_process, told_run, train
+from flsv.core.artifacts import client_folders
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, default_design
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.performance import Judges
-from flsv.report.basis import ALL_TAKE_PART, SHARE_BY, retrained_from
+from flsv.report.basis import ALL_TAKE_PART, retrained_from
 from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import percent, small_gain, with_intervals
-from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
-from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds
+from flsv.results.text import joined, percent, small_gain, with_intervals
+from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
+from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_outputs, train_seeds
+from flsv.retraining.train_fits import Fit
 from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import trained_in
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
-from flsv.utilities.supervisor import Task
+from flsv.utilities.supervisor import Task, supervise
 
 #: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
@@ -71,7 +77,7 @@ LONGER, LEAST_S = 20, 3600.0
 @checked
 def retrain(
     run: Path,
-    which: Which = "auto",
+    which: Which = "both",
     *,
     metric: str | None = None,
     mode: str | None = None,
@@ -96,20 +102,19 @@ def retrain(
         judges: whose samples models are scored on, as for :func:`flsv.retrain`. None: those of the run's metrics.
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the random
-            variation of training. None: three if coalitions are trained side by side, else one.
+            variation of training. None: three.
         participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         jobs: the number of processes that train at once; None: the number of cores, or 1 if an accelerator is used.
         threads: the number of threads of each of these processes; None: as many as use all cores. Give None only if
             this process has not used PyTorch's threads itself.
-        say: called with lines of text about the progress, and with the reason if each coalition is trained by a fit of
-            its own.
+        say: called with lines of text about the progress.
         wait: called before each long step with a text that says what is being done.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
         judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, its width is from the usual
-        spread between seeds, see :func:`flsv.functional.shapley.one_seed.one_seed_stderr`. ``majority`` is the accuracy
+        spread between seeds, see :mod:`flsv.functional.shapley.one_seed`. ``majority`` is the accuracy
         of always answering with the validation set's most frequent class, NaN if models are not judged by accuracy.
         ``seeds``, ``rounds`` and ``trainings`` describe what was trained, ``changed`` lists every setting that differs
         from the run's.
@@ -132,9 +137,11 @@ def retrain(
         for text in facts.said:
             say(text)
         ranks, names = ranks_of_environment(), facts.question.names
-        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks)
+        outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
+        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks, outputs=outputs)
         if not (changes or facts.another_game):
-            _learn(store, run, facts, range(facts.seed, facts.seed + (seeds or SEEDS)))
+            by = [facts.by] if len(names) == 1 else names
+            learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
         trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         wait("flsv retrain: training coalitions")
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, told)
@@ -144,14 +151,22 @@ def retrain(
     return rows, run / RETRAINED
 
 
-def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -> None:
-    """Add to the store the utilities of coalitions that the run itself trained after its last round, by fits that are
-    the same as this command's, so that they are not trained again."""
-    by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
-    for seed in seeds:
-        for members, values in trained_in(run, by, seed, facts.rounds).items():
-            if store.missing(seed, [members]):
-                store.add(seed, members, {LAST: [[value] for value in values]})
+def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
+    """Train a run's federation again without the clients ``names``, save the module, and return the path."""
+    question = Question(options.metric, options.mode, options.judges, options.participation)
+    with told_run(run, changes, question, "leave-one-out") as facts:
+        members = tuple(client for client, name in enumerate(facts.clients) if name not in names)
+        if not members or len(members) + len({*names}) != len(facts.clients):
+            raise ConfigurationError(f"--without {' '.join(names)}: expected some of {listed(facts.clients)}, not all.")
+        left_out = [folder for client, folder in enumerate(client_folders(facts.clients)) if client not in members]
+        path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
+        task = in_a_process(facts.folder, train, facts, Piece(facts.seed, members, save=path), threads)
+        ((_, fit),) = supervise([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
+        if not isinstance(fit, Fit):
+            raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
+        score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
+        print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
+    return path
 
 
 def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
@@ -166,7 +181,7 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
     jobs = jobs or (cores() if facts.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
-    def task(piece: Piece) -> Task:
+    def task(piece: Piece | Prediction) -> Task:
         return in_a_process(facts.folder, train, facts, piece, threads)
 
     return FitsInProcesses(task, len(facts.clients), jobs, limit_s, None if facts.checkpoint is None else facts.seed)
@@ -188,20 +203,14 @@ def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
         "client": range(n),
         "client_name": facts.clients,
         "by": facts.title,
-        **_shared_out(found, dict(zip(facts.question.names, found.utilities.unbind(-1))), str(facts.question.metric)),
+        **found.columns(facts.question.names, str(facts.question.metric)),
         "majority": facts.majority,
         "seeds": " ".join(seeds),
         "rounds": facts.rounds,
-        "trainings": _design(found.which, len(found.masks) == 2**n, n),
+        "trainings": "all" if len(found.masks) == 2**n else found.which,
         "changed": "; ".join([*(facts.changed if changed else ()), *([ALL_TAKE_PART] if facts.another_game else ())]),
     }
     return DataFrame(columns)
-
-
-def _design(which: Which, everything: bool, num_clients: int) -> str:
-    if everything:
-        return "all"
-    return default_design(num_clients) if which == "auto" else which
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
@@ -211,28 +220,6 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
         raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
 
 
-def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -> dict[str, list[float]]:
-    """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the utilities of the coalitions.
-
-    Args:
-        found: the trained coalitions.
-        by_score: ``{score: utilities [s, K]}`` with s seeds.
-        metric: the score by which values and intervals are computed.
-
-    Returns:
-        The columns of :meth:`flsv.retraining.train_coalitions.Retrained.values` by ``metric``, and further columns with
-        the shares by each score and, by ``metric``, without each seed. There are no further columns if
-        the coalitions only rank clients.
-    """
-    utilities = by_score[metric]
-    if found.rank_only:
-        return found.values(utilities)
-    others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
-    for place, seed in enumerate(found.seeds) if len(found.seeds) > 1 else ():
-        others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
-    return found.values(utilities) | {name: found.values(of)["share"] for name, of in others.items()}
-
-
 def _show(rows: DataFrame, planned: int | None) -> None:
     ends = (rows[name].tolist() for name in ("value", "low", "high"))
     columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
@@ -240,7 +227,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
     print(BRACKETS)
     if len(first["seeds"].split()) == 1:
-        print("These are of one seed: wide, by what seeds differ by in trials. Before more coalitions, use --seeds 3.")
+        print("These are of one seed: wide, by what seeds differ by in trials. Use --seeds 3.")
     for text in [*small_gain(first["by"], rows["value"].sum()), *retrained_caveats(rows.to_dict("records"))]:
         print(text)
 
@@ -263,12 +250,17 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0
     waiting("flsv retrain: reading the run and its data", silent)
+    say, wait = printer(silent), partial(waiting, quiet=silent)
+    without = vars(options).pop("without")
     with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
-        wait = partial(waiting, quiet=silent)
-        rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(silent), wait=wait)
+        if without:
+            changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
+            path = _without(options.run, without, options, changes, torch.get_num_threads())
+        else:
+            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=say, wait=wait)
     done_waiting()
     if rank:
         return
-    if not quiet:
+    if not (quiet or without):
         _show(rows, read_record(options.run / RECORD).get("rounds"))
-    print(f"Retrained: {display_path(path)}")
+    print(f"{'Saved' if without else 'Retrained'}: {display_path(path)}")

@@ -38,8 +38,8 @@ from flsv.games.performance import (
 from flsv.results.files import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
-from flsv.retraining.coalition_rounds import sampler_of, samplers_among
-from flsv.retraining.fits_in_processes import Federation, Piece, work_on
+from flsv.retraining.coalition_refusals import check_draws, sampler_of
+from flsv.retraining.fits_in_processes import Federation, Piece, Prediction, work_on
 from flsv.retraining.whole_fits import called
 from flsv.sampling import FullParticipation
 from flsv.utilities.choices import Participation
@@ -163,7 +163,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         measure: Any = question.measure
         identity = cli.identity()
         check_data(run, read_record(run / RECORD), identity, data.client_names)
-        samplers_among(sampler_of(loop, question.participation), few_coalitions(data.num_clients, which))
+        check_draws(sampler_of(loop, question.participation), few_coalitions(data.num_clients, which))
         draws = not isinstance(loop.config.sampler, FullParticipation)
         another_game = draws and question.participation == "all"
         warned.clear()
@@ -220,8 +220,8 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(facts: Facts, piece: Piece, threads: int) -> Any:
-    """Build a run's federation in this process, train the coalitions of ``piece`` in it, and return the result of
+def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
+    """Build a run's federation in this process, do the piece of work in it, and return the result of
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli, question = make_run(facts.arguments, piece.seed), facts.question

@@ -119,6 +119,11 @@ class FederationConfig:
         """Return ``{role: strategy}`` of the strategies that are set."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
+    def client_weights(self, num_samples: Tensor) -> Tensor:
+        """Return the clients' weights ``[n]`` in the federation's average, from their numbers of samples ``[n]``."""
+        uniform = getattr(self.aggregator, "weighting", "samples") == "uniform"
+        return torch.ones_like(num_samples) if uniform else num_samples
+
     @property
     def text(self) -> str:
         """Describe the strategies, and other arguments that differ from their defaults."""

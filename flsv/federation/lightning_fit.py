@@ -309,8 +309,7 @@ class LightningFit:
 
     def _weights(self) -> torch.Tensor:
         """Return the clients' weights ``[n]`` in the federation's average."""
-        uniform = getattr(self.config.aggregator, "weighting", "samples") == "uniform"
-        return torch.ones(self.data.num_clients) if uniform else self.data.num_samples
+        return self.config.client_weights(self.data.num_samples)
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""

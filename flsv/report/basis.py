@@ -8,9 +8,10 @@ from typing import Any
 
 from flsv.report.reading import Run, over_seeds
 from flsv.results.text import WORDS, joined, nearest_first, titled
-from flsv.utilities.csv_files import NAN
+from flsv.utilities.csv_files import NAN, read_rows
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import read_members
 
 #: Prefix of the further columns of shares in retrained.csv: shares by another score, or without one of the seeds.
 SHARE_BY = "share"
@@ -166,7 +167,15 @@ def _measured(run: Run, metric: str) -> Basis:
         seeds=run.seeds,
         trained=trained,
         judged=about.get("judges") == "clients",
+        ranks_only=trained and _trained_alone(run),
     )
+
+
+def _trained_alone(run: Run) -> bool:
+    """Return whether a run of three or more clients has trained only coalitions of one client."""
+    path = run.folder / "coalitions.csv"
+    known = read_rows(path, {"coalition": read_members}, skip=1) if path.is_file() else ()
+    return run.num_clients > 2 and {len(row["coalition"]) for _, row in known} == {1}
 
 
 def _retrained(run: Run) -> Basis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import lightning as L
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.sharing import sharing
-from flsv.retraining.coalition_rounds import samplers_among
-from flsv.sampling import ClientSampler
+from flsv.sampling import ClientSampler, FullParticipation
+from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
@@ -60,12 +61,33 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
         ConfigurationError: the sampler cannot draw among the members of a coalition.
     """
     try:
-        samplers_among(sampler, masks(num_clients))
+        check_draws(sampler, masks(num_clients))
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
     except ConfigurationError as error:
         raise ConfigurationError(
             f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."
         ) from None
+
+
+def sampler_of(loop: Any, participation: Participation) -> ClientSampler:
+    """Return the sampler from which each coalition's own is made by :meth:`flsv.sampling.ClientSampler.among`.
+
+    Args:
+        loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        participation: ``"drawn"``: each coalition draws its own cohorts among its members, as many clients as the run
+            draws; ``"all"``: all members of a coalition train in every round.
+    """
+    return loop.config.sampler if participation == "drawn" else FullParticipation()
+
+
+def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
+    """Check that a sampler can draw among the members of each of the coalitions ``masks [K, n]``.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    for mask in masks[masks.any(1)].cpu():
+        sampler.among(mask.nonzero().flatten().tolist())
 
 
 def _refused(config: FederationConfig) -> str | None:

@@ -1,9 +1,8 @@
 """Servers that aggregate the models of many coalitions of clients, each of which is a federation of its own.
 
-The coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or during it
-(:mod:`flsv.retraining.shadow`, :mod:`flsv.retraining.drawn_coalitions`). For FedAvg each next model is a weighted sum,
-to which the clients' models are added one by one. For any other aggregator each coalition has a copy of the aggregator
-and, if it uses a metric's values, of this metric.
+The coalitions are trained by clients at sites (:mod:`flsv.retraining.shadow`). For FedAvg each next model is a weighted
+sum, to which the clients' models are added one by one. For any other aggregator each coalition has a copy of the
+aggregator and, if it uses a metric's values, of this metric.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +20,6 @@ from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.sampling import ClientSampler
-from flsv.sampling.base import chances_of
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
@@ -34,7 +30,6 @@ def servers_of(
     masks: Tensor,
     models: Tensor,
     saved: Mapping[int, Any] | None = None,
-    samplers: Sequence[ClientSampler | None] | None = None,
 ) -> Averages | Servers:
     """Make the servers of K coalitions: for plain FedAvg :class:`Averages`, otherwise one :class:`OneServer` for each.
 
@@ -43,7 +38,6 @@ def servers_of(
         masks: bool ``[K, n]``, the members of each coalition.
         models: ``[K, P]``, the models that the coalitions start from.
         saved: the servers' ``state_dict`` from a checkpoint; None: a new run begins.
-        samplers: each coalition's sampler; None: all members take part in every round.
     """
     # Without uploads, an outlier filter that excludes nobody drops only updates that are not finite, which `Averages`
     # refuses, too.
@@ -51,10 +45,7 @@ def servers_of(
     if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
         return Averages(federation)
     rows = masks.any(1).nonzero().flatten().tolist()
-    own = [None] * len(masks) if samplers is None else samplers
-    return Servers(
-        {row: OneServer(federation, models[row], None if saved is None else saved[row], own[row]) for row in rows}
-    )
+    return Servers({row: OneServer(federation, models[row], None if saved is None else saved[row]) for row in rows})
 
 
 def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
@@ -108,7 +99,7 @@ class Averages:
         self._empty = ~members.any(1).to(models.device)
         self._next = torch.zeros_like(models)
 
-    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int) -> None:
         """Add a client's models to its coalitions' sums, see :meth:`Servers.receive`."""
         self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
@@ -147,7 +138,7 @@ class Servers:
         for row, server in self._servers.items():
             server.begin_round(members[row].nonzero().flatten().tolist(), models[row], round_index)
 
-    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int) -> None:
         """Receive the models that a client has trained for the R coalitions that it is a member of.
 
         Args:
@@ -155,11 +146,9 @@ class Servers:
             rows: int64 ``[R]``, the rows of these coalitions.
             sent: ``[R, P]``, the models as the client sends them.
             steps: the number of optimizer steps of each model.
-            losses: ``[R]``, the models' mean training losses; None: they are not known.
         """
-        known = sent.new_full((len(rows),), float("nan")) if losses is None else losses
-        for row, vector, loss in zip(rows.tolist(), sent, known.tolist()):
-            self._servers[row].receive(client, vector, loss, steps)
+        for row, vector in zip(rows.tolist(), sent):
+            self._servers[row].receive(client, vector, steps)
 
     def end_round(
         self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
@@ -196,7 +185,6 @@ class OneServer:
         federation: the properties of the whole federation.
         start: ``[P]``, the model that the coalition starts from.
         saved: the server's ``state_dict`` from a checkpoint; None: a new run begins.
-        sampler: the coalition's sampler; None: all members take part in every round.
     """
 
     def __init__(
@@ -204,9 +192,8 @@ class OneServer:
         federation: FederationInfo,
         start: Tensor,
         saved: Mapping[str, Any] | None,
-        sampler: ClientSampler | None = None,
     ) -> None:
-        clients, self._sampler = federation.num_clients, sampler
+        clients = federation.num_clients
         aggregator, metrics, filters = copy.deepcopy(
             (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
         )
@@ -245,13 +232,12 @@ class OneServer:
         self._updates: list[ClientUpdate] = []
         self._broken: list[int] = []
 
-    def receive(self, client: int, vector: Tensor, loss: float, steps: int) -> None:
+    def receive(self, client: int, vector: Tensor, steps: int) -> None:
         """Receive a client's update; it is ignored if the client does not take part in the round.
 
         Args:
             client: the client's id.
             vector: ``[P]``, the client's model.
-            loss: its mean training loss; NaN: not known.
             steps: its number of optimizer steps.
         """
         if client not in self._state.cohort:
@@ -259,7 +245,7 @@ class OneServer:
         if not vector.isfinite().all():
             self._broken.append(client)
             return
-        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps))
+        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, float("nan"), steps))
 
     def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
         """End the round and return the coalition's next model ``[P]``."""
@@ -269,10 +255,7 @@ class OneServer:
         instructions = server.instruct(state.cohort, state)
         server.send(instructions)
         matrix = torch.stack([update.vector for update in updates]) if updates else state.model()[None][:0]
-        chances = None
-        if self._sampler is not None:
-            chances = partial(chances_of, self._sampler, state.num_clients, {}, state.round_index, state.cohort)
-        round = server.receive(updates, matrix, instructions, state, clients, server_data, chances, self._broken)
+        round = server.receive(updates, matrix, instructions, state, clients, server_data, None, self._broken)
         round = server.finish(round, state)
         state.complete(round, state.cohort)
         return state.model()

@@ -1,9 +1,8 @@
-"""FitsInProcesses: trains coalitions in child processes, of which each does one piece of work.
+"""FitsInProcesses: trains coalitions in child processes, each by a fit of its own.
 
 Since each fit has a process of its own, no fit can change what the module, a callback or a data set of another fit
-refers to. The coalition of all clients, trained in the same way, must come to the run's own weights where these are
-known (:mod:`flsv.retraining.proof`). Where coalitions are rows of one batched model, the coalition of all and another
-one, drawn at random, are trained by fits as well, and must come to the same models.
+refers to. The coalition of all clients must come to the run's own weights where these are known
+(:mod:`flsv.retraining.proof`).
 """
 
 from __future__ import annotations
@@ -19,61 +18,71 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
-from flsv._lightning.rounding import Rounding
 from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
+from flsv.functional.shapley.predicted_outputs import predicted_shapley
 from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.members import Members, members_of
+from flsv.games.members import Members
+from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit
+from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
-from flsv.retraining.retrained_utility import TrainedGame
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, check_same
-from flsv.retraining.train_fits import Fit, FitsFailed, once_proved
+from flsv.retraining.train_fits import Fit, once_proved
 from flsv.retraining.utility_store import LAST
-from flsv.sampling import ClientSampler, FullParticipation
+from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import derive_seed
 from flsv.utilities.supervisor import ChildFailed, supervise
+
+#: Name of the performance measure in a fit's result, if there is only one.
+UTILITY = "utility"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Task of a child process: either to train one coalition by a fit, or many as rows of one batched model.
+    """Task of a child process: to train one coalition by a fit.
 
     Args:
-        seed: the seed of the trainings.
-        coalitions: the coalitions to train, exactly one without ``rows``.
-        rows: whether to train the coalitions as rows of one batched model rather than one by a fit.
-        models: those of ``coalitions`` whose models the answer contains, beside the utilities of all.
-        nudged: whether a fit starts from slightly changed weights, to measure the effect of rounding.
+        seed: the seed of the training.
+        members: the coalition.
+        models: whether the answer contains the models before and after training.
+        nudged: whether the fit starts from slightly changed weights, to measure the effect of rounding.
+        save: the path of a checkpoint for the trained module; None: none is written.
     """
 
     seed: int
-    coalitions: Sequence[Members]
-    rows: bool = False
-    models: Sequence[Members] = ()
+    members: Members
+    models: bool = False
     nudged: bool = False
+    save: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Coalitions that were trained as rows of one batched model.
+class Prediction:
+    """Task of a child process: to compute values from the outputs of trained coalitions, for each of s seeds.
 
     Args:
-        utilities: ``[K]`` or ``[K, C]``, the coalitions' utilities.
-        checked: ``[3, P]``, see :attr:`flsv.retraining.side_by_side.CoalitionTraining.checked`.
-        models: ``{members: model [P]}`` of the coalitions in :attr:`Piece.models`.
-        rounding: the tolerances for comparing these models with those of fits.
+        seed: the seed with which the federation is built; nothing is trained.
+        masks: bool ``[K, n]``, the trained coalitions, the empty one first.
+        utilities: float64 ``[s, K, C]``, their utilities by C performance measures.
+        outputs: ``[s, K - 1, V, ...]``, the outputs of all but the empty coalition for V validation samples.
     """
 
+    seed: int
+    masks: Tensor
     utilities: Tensor
-    checked: Tensor
-    models: Mapping[Members, Tensor]
-    rounding: Rounding
+    outputs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Values from predicted outputs, and how much the two predictions differ, both float64 ``[s, n, C]``."""
+
+    values: Tensor
+    disagreement: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +103,13 @@ class Federation:
 
 
 def work_on(
-    piece: Piece,
+    piece: Piece | Prediction,
     federation: Federation,
     folder: str,
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
-) -> Fit | Rows | ConfigurationError:
-    """Train the coalitions of a piece of work in this process.
+) -> Fit | Predicted | ConfigurationError:
+    """Do a piece of work in this process.
 
     Args:
         piece: the piece of work.
@@ -111,47 +120,32 @@ def work_on(
         participation: whether each coalition draws its own cohorts as the federation does, or all its members train.
 
     Returns:
-        :class:`Rows` if ``piece.rows``, else the :class:`flsv.retraining.train_fits.Fit` of the coalition; or, without
-        raising it, the error by which training was refused.
+        The :class:`flsv.retraining.train_fits.Fit` of the coalition, or the predicted values; or, without raising it,
+        the error by which the work was refused.
     """
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
         callbacks[:] = [each.replace(sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
     try:
-        if piece.rows:
-            return _train_rows(piece, federation)
-        return _train_fit(piece, federation, folder, checkpoint)
+        if isinstance(piece, Prediction):
+            return _predict(piece, federation)
+        return _train(piece, federation, folder, checkpoint)
     except ConfigurationError as error:
         return error
 
 
-def _train_rows(piece: Piece, federation: Federation) -> Rows:
-    callbacks: list[Any] = callbacks_of(federation.trainer)
-    loop = find_loop(callbacks)
-
-    def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
-        others = [each for each in callbacks if each is not loop and not of_the_run(each)]
-        callbacks[:] = [*others, coalition_loop(loop, cohort, piece.seed)]
-        federation.trainer.loggers = []
-        return federation.trainer, federation.module
-
-    game = TrainedGame(make, federation.data, federation.measure, sampler=loop.config.sampler)
-    masks = torch.zeros(len(piece.coalitions), game.num_players, dtype=torch.bool)
-    for mask, members in zip(masks, piece.coalitions):
-        mask[list(members)] = True
-    trained = SideBySideUtility(game, piece.seed, compare=False).train(masks)
-    models = {members: trained.models[piece.coalitions.index(members)].cpu() for members in piece.models}
-    return Rows(utility_of(trained.scores, game.metric).cpu(), trained.checked.cpu(), models, trained.rounding)
-
-
-def _train_fit(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
-    (members,), measure, trainer = piece.coalitions, federation.measure, federation.trainer
-    named: Any = {"utility": measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
-    order = FitOrder(members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
+def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
+    measure, trainer = federation.measure, federation.trainer
+    held: Any = trainer
+    named: Any = {UTILITY: measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
+    order = FitOrder(piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
     scoring = into_a_coalitions_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
-    fit = scoring.result().fit([LAST], members in piece.models)
+    fit = scoring.result().fit([LAST], piece.models)
+    if piece.save is not None:
+        del held.save_checkpoint, held.strategy.save_checkpoint  # in a coalition's fit they do nothing
+        trainer.save_checkpoint(piece.save, weights_only=True)
     if fit.model is None or checkpoint is None:
         return fit
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -159,12 +153,55 @@ def _train_fit(piece: Piece, federation: Federation, folder: str, checkpoint: Pa
     return replace(fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]]))
 
 
+def _predict(piece: Prediction, federation: Federation) -> Predicted:
+    callbacks: list[Any] = callbacks_of(federation.trainer)
+    loop, measured = find_loop(callbacks), _Evaluator(federation)
+    others = [each for each in callbacks if each is not loop and not of_the_run(each)]
+    callbacks[:] = [measured, *others, coalition_loop(loop, loop.config.sampler, piece.seed)]
+    federation.trainer.loggers = []
+    federation.trainer.fit(federation.module, federation.data)
+    return measured.predict(piece, loop.config.client_weights(federation.data.num_samples))
+
+
+class _Evaluator(GlobalModelScoring):
+    """Callback that makes the evaluator of a federation's performance measure, and ends the fit before it trains."""
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation.data, [federation.measure], None, rounds=())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+
+    def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
+        """Compute the values of all seeds; ``weights [n]`` are those of the clients in the federation's average."""
+        (evaluator,), (measure,) = self._evaluators, self._measures
+        assert isinstance(evaluator, ModelEvaluator)
+        assert evaluator.form is not None
+
+        def score(outputs: Tensor) -> Tensor:
+            return utility_of(evaluator.score_outputs(outputs), measure).view(len(outputs), -1)
+
+        found = [
+            predicted_shapley(
+                piece.masks,
+                utilities,
+                torch.cat([torch.zeros_like(outputs[:1]), outputs]),
+                weights,
+                score,
+                logits=evaluator.form.classifies,
+            )
+            for utilities, outputs in zip(piece.utilities, piece.outputs)
+        ]
+        return Predicted(*(torch.stack(part) for part in zip(*((each.values, each.disagreement) for each in found))))
+
+
 class FitsInProcesses:
-    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_coalitions.Trainings`.
+    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`.
 
     Args:
-        task: a function that turns a :class:`Piece` into a task for a child process, whose answer is the result of
-            :func:`work_on`.
+        task: a function that turns a :class:`Piece` or a :class:`Prediction` into a task for a child process, whose
+            answer is the result of :func:`work_on`.
         num_clients: n, the number of clients.
         jobs: the number of processes that run at once.
         limit_s: the seconds after which a process is ended; None: there is no limit.
@@ -175,7 +212,7 @@ class FitsInProcesses:
 
     def __init__(
         self,
-        task: Callable[[Piece], Any],
+        task: Callable[[Piece | Prediction], Any],
         num_clients: int,
         jobs: int = 1,
         limit_s: float | None = None,
@@ -185,42 +222,32 @@ class FitsInProcesses:
         self._task, self.at_once, self._limit_s, self._proved_by = task, jobs, limit_s, proved_by
         self._everybody, self._supervise = tuple(range(num_clients)), run
 
-    def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
-        coalitions = members_of(masks)
-        proper = [members for members in coalitions if 0 < len(members) < len(self._everybody)]
-        drawn = [proper[derive_seed(seed, "proof") % len(proper)]] if compare and proper else []
-        by_fits = [self._everybody, *drawn] if compare else []
-        pieces: dict[Any, Piece] = {None: Piece(seed, coalitions, rows=True, models=drawn)}
-        pieces |= {members: Piece(seed, [members], models=[members]) for members in by_fits}
-        found: dict[Any, Any] = {}
-        for members, answer in self._run(pieces):
-            if isinstance(answer, ChildFailed):
-                raise NotSideBySide(f"{answer}") if members is None else FitsFailed({members: answer})
-            found[members] = answer
-            if members == self._everybody and seed == self._proved_by:
-                self._prove(answer, seed)
-        rows: Rows = found[None]
-        for members in by_fits:
-            model, start = found[members].model[:2]
-            mine = rows.checked if members == self._everybody else rows.models[members] + rows.checked - rows.checked[0]
-            check_same(torch.stack([mine[0], start, mine[2]]), model, rows.rounding)
-        return rows.utilities
-
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         proof = self._everybody if coalitions and seed == self._proved_by else None
         yield from once_proved(self._fits(coalitions, seed, proof), proof)
+
+    def predict(self, prediction: Prediction) -> Predicted:
+        """Compute values from trained coalitions' outputs.
+
+        Raises:
+            ConfigurationError: the child process has failed.
+        """
+        ((_, answer),) = self._run({None: prediction})
+        if isinstance(answer, ChildFailed):
+            raise ConfigurationError(f"the outputs of coalitions could not be scored: {answer}")
+        return answer  # type: ignore[no-any-return]
 
     def _fits(
         self, coalitions: Sequence[Members], seed: int, proof: Members | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         first = [] if proof is None else [proof]
         order = dict.fromkeys([*first, *sorted(coalitions, key=lambda members: members != self._everybody)])
-        for members, answer in self._run({each: Piece(seed, [each], models=first) for each in order}):
+        for members, answer in self._run({each: Piece(seed, each, models=each == proof) for each in order}):
             if members == proof and isinstance(answer, Fit):
                 self._prove(answer, seed)
             yield members, answer
 
-    def _run(self, pieces: Mapping[Any, Piece]) -> Iterator[tuple[Any, Any]]:
+    def _run(self, pieces: Mapping[Any, Piece | Prediction]) -> Iterator[tuple[Any, Any]]:
         """Run ``{name: piece}`` in child processes, and yield each piece's name and answer; raise an answer that is a
         ConfigurationError."""
         tasks = ((name, self._task(piece)) for name, piece in pieces.items())
@@ -233,10 +260,9 @@ class FitsInProcesses:
         """Raise ConfigurationError if ``fit``, that of all clients, came to a model other than the run's."""
         assert fit.model is not None
         mine, start, run = fit.model
-        piece = Piece(seed, [self._everybody], models=[self._everybody])
 
         def again(nudged: bool) -> tuple[Tensor, Tensor] | None:
-            ((_, other),) = self._run({None: replace(piece, nudged=nudged)})
+            ((_, other),) = self._run({None: Piece(seed, self._everybody, models=True, nudged=nudged)})
             return (other.model[1], other.model[0]) if isinstance(other, Fit) and other.model is not None else None
 
         share = difference(mine, run, start, again, fit.rounding)

@@ -18,10 +18,10 @@ from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
-from flsv.retraining.coalition_rounds import sampler_of, samplers_among
+from flsv.retraining.coalition_refusals import check_draws, sampler_of
 from flsv.retraining.copied_fits import Spare, in_this_process
-from flsv.retraining.fits_in_processes import Federation, FitsInProcesses, Piece, work_on
-from flsv.retraining.train_coalitions import train_seeds
+from flsv.retraining.fits_in_processes import UTILITY, Federation, FitsInProcesses, Piece, Prediction, work_on
+from flsv.retraining.train_coalitions import SEEDS, stored_outputs, train_seeds
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
@@ -36,23 +36,25 @@ def retrain(
     trainer: L.Trainer,
     module: L.LightningModule | Callable[[], L.LightningModule],
     data: FederatedDataModule,
-    which: Which = "auto",
+    which: Which = "both",
     *,
     metric: str = "accuracy",
     mode: Mode | None = None,
-    seeds: Count = 3,
+    seeds: Count = SEEDS,
     judges: Judges = "server",
     participation: Participation = "drawn",
     jobs: Count | None = None,
 ) -> DataFrame:
     """Compute clients' values by training the federation again for each of several coalitions of clients.
 
-    Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Coalitions are trained
-    side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
-    process, so that every training has its own module, callbacks and data. If the process cannot be forked (not on
-    Linux; the trainer uses an accelerator, or the machine has one and the process has trained; other threads run),
-    copies of trainer and module are trained, and a line says so. A copy may still refer to objects of the original, and
-    no run has been trained to compare the copies with; so better give a function that makes the module.
+    Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Each coalition is
+    trained by a fit of its own in a fork of this process, so that every training has its own module, callbacks and
+    data. By default each client alone, all but one, and all are trained, with three seeds. The values of other
+    coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
+    scores if the performance is not computed from outputs. If the process cannot be forked (not on Linux; the trainer
+    uses an accelerator, or the machine has one and the process has trained; other threads run), copies of trainer and
+    module are trained, and a line says so. A copy may still refer to objects of the original, and no run has been
+    trained to compare the copies with; so better give a function that makes the module.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -60,8 +62,8 @@ def retrain(
             initial weights are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all
             seeds, so that most of the random variation is not seen.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        which: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side
-            by side, ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
+        which: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. With ``"all"`` the values are
+            exact for these trainings.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
@@ -103,7 +105,8 @@ def retrain(
     data.prepare_data()
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
-    samplers_among(sampler_of(loop, participation), few_coalitions(data.num_clients, which))  # refused before training
+    masks = few_coalitions(data.num_clients, which)
+    check_draws(sampler_of(loop, participation), masks)
     given = module if isinstance(module, L.LightningModule) else None
     if given is not None and seeds > 1:
         _say(
@@ -113,7 +116,7 @@ def retrain(
     if no_fork:
         _say(f"coalitions are trained by copies of the trainer and the module: {no_fork}")
 
-    def work(piece: Piece) -> Any:
+    def work(piece: Piece | Prediction) -> Any:
         with _seeded(piece.seed), TemporaryDirectory() as folder:
             made: L.LightningModule = module() if given is None else given  # type: ignore[operator]  # a factory
             parts = Spare(trainer, made).made() if no_fork else (trainer, made)
@@ -121,10 +124,10 @@ def retrain(
 
     run = partial(in_this_process, data, given) if no_fork else supervise
     trainings = FitsInProcesses(lambda piece: partial(work, piece), data.num_clients, jobs or cores(), run=run)
-    samples, store = data.num_samples.tolist(), UtilityStore(None, ["utility"])
-    found = train_seeds(trainings, samples, which, first, seeds, store, _say)
+    store = UtilityStore(None, [UTILITY], outputs=stored_outputs(masks, measure))
+    found = train_seeds(trainings, data.num_samples.tolist(), which, first, seeds, store, _say)
     columns = {"client": range(data.num_clients), "client_name": data.client_names}
-    return DataFrame(columns | found.values(found.utilities[:, :, 0]))
+    return DataFrame(columns | found.values())
 
 
 def _say(text: str) -> None:

@@ -1,51 +1,35 @@
-"""Training of many coalitions, with one or several seeds: as rows of one batched model, or each by a fit of its own.
+"""Training of several coalitions with several seeds, and the values from them.
 
-``flsv retrain``, :func:`flsv.retrain` and the benchmark's ground truth use this algorithm. They differ in where fits
-take place, see :class:`Trainings`. The utilities of coalitions whose training has ended are in a
-:class:`flsv.retraining.utility_store.UtilityStore`, and are not trained again.
+``flsv retrain`` and :func:`flsv.retrain` use this algorithm. They differ in where fits take place. The utilities and
+outputs of coalitions whose training has ended are in a :class:`flsv.retraining.utility_store.UtilityStore`, and are not
+trained again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.games.members import Members, members_of
-from flsv.report.basis import RANKING_ONLY
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, interval_over_seeds, retrained_shapley
+from flsv.functional.shapley.one_seed import prediction_stderr
+from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.games.coalition_utility import Measure
+from flsv.games.members import members_of
+from flsv.games.performance import ModelScore, is_logged
+from flsv.report.basis import BY_SCORE, RANKING_ONLY, WITHOUT_SEED
 from flsv.results.text import shares_in
-from flsv.retraining.side_by_side import NotSideBySide
-from flsv.retraining.train_fits import Fits, gathered, train_fits
-from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Predicted, Prediction
+from flsv.retraining.train_fits import train_fits
+from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
+from flsv.retraining.whole_fits import COALITIONS, trained_in
 from flsv.utilities.csv_files import NAN
 
-#: Default number of seeds if the coalitions are trained side by side.
+#: Default number of seeds.
 SEEDS = 3
-
-
-class Trainings(Fits, Protocol):
-    """Protocol of objects that train coalitions by fits or as rows of one batched model, in this process or others."""
-
-    def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
-        """Train the coalitions ``masks [K, n]`` as rows of one batched model, and return their utilities.
-
-        Args:
-            masks: the coalitions.
-            seed: the seed of the trainings.
-            compare: whether to train the full coalition and one drawn at random by fits, too, and to compare their
-                models with those of the rows.
-
-        Returns:
-            The utilities by C performance measures, float64 ``[K, C]``.
-
-        Raises:
-            NotSideBySide: the coalitions cannot be trained as rows, or the compared models differ.
-        """
 
 
 @dataclass(frozen=True)
@@ -57,12 +41,14 @@ class Retrained:
         masks: bool ``[K, n]``, the coalitions.
         seeds: the s seeds.
         utilities: float64 ``[s, K, C]``, the utilities by C performance measures.
+        predicted: the values from predicted outputs; None: they follow from the utilities.
     """
 
     which: Which
     masks: Tensor
     seeds: list[int]
     utilities: Tensor
+    predicted: Predicted | None = None
 
     @property
     def rank_only(self) -> bool:
@@ -70,22 +56,81 @@ class Retrained:
         the other coalitions would change the amounts by a third."""
         return self.which in RANKING_ONLY
 
-    def values(self, utilities: Tensor) -> dict[str, list[float]]:
+    def values(self, measure: int = 0, without: int | None = None) -> dict[str, list[float]]:
         """Compute clients' values, the ends of their intervals and their shares, ``{column: [n]}``.
 
         Args:
-            utilities: ``[s, K]``, the coalitions' utilities by one performance measure, with s of the seeds.
+            measure: the index of the performance measure.
+            without: a seed that is left out; None: all seeds count.
 
         Returns:
             The columns ``value``, ``low``, ``high`` and ``share``; the shares are NaN if :attr:`rank_only`.
         """
-        values, half = retrained_shapley(self.masks, utilities)
+        kept = [place for place, seed in enumerate(self.seeds) if seed != without]
+        if self.predicted is None:
+            values, half = retrained_shapley(self.masks, self.utilities[kept, :, measure])
+        else:
+            by_seed = self.predicted.values[kept, :, measure]
+            apart = self.predicted.disagreement[kept, :, measure].mean(0)
+            values, half = by_seed.mean(0), interval_over_seeds(by_seed, prediction_stderr(apart))
         columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
         return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
 
+    def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
+        """Compute :meth:`values` by one of several measures, and in further columns the shares by each measure and, by
+        this one, without each seed. There are no further columns if the coalitions only rank clients.
+
+        Args:
+            names: the names of the C performance measures.
+            metric: the name of the measure by which values and intervals are computed.
+        """
+        by, columns = names.index(metric), self.values(names.index(metric))
+        if self.rank_only:
+            return columns
+        finite = self.utilities.flatten(0, 1).isfinite().all(0).tolist()
+        for place, name in enumerate(names) if len(names) > 1 else ():
+            columns |= {f"{BY_SCORE}{name}": self.values(place)["share"]} if finite[place] else {}
+        for seed in self.seeds if len(self.seeds) > 1 else ():
+            columns[f"{WITHOUT_SEED}{seed}"] = self.values(by, without=seed)["share"]
+        return columns
+
+
+def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
+    """Return the name under which fits return coalitions' outputs, if values are predicted from outputs; else nothing.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions to train.
+        measure: the performance measure. Several measures of a classifier share its outputs.
+    """
+    if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
+        return ()
+    if isinstance(measure, ModelScore):
+        return () if measure.judged or is_logged(measure) else (UTILITY,)
+    return (UTILITY,) if isinstance(measure, str) else measure[:1]
+
+
+def learn(
+    store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
+) -> None:
+    """Add to a store the coalitions that a run has trained after its last round, by fits that are the same as others.
+
+    Args:
+        store: the store.
+        run: the run's folder.
+        by: the names of the performance measures in the run's file, in the order of the store's.
+        outputs: the name under which the store keeps outputs; empty if it keeps none.
+        seeds: the seeds.
+        rounds: the number of rounds of a training.
+    """
+    for seed in seeds:
+        for members, values in trained_in(run, by, seed, rounds).items():
+            if store.missing(seed, [members]):
+                kept = [each[-1:] for each in read_outputs(run / Path(COALITIONS).stem, seed, members).values()]
+                store.add(seed, members, {LAST: [[value] for value in values]}, dict(zip(outputs, kept)))
+
 
 def train_seeds(
-    trainings: Trainings,
+    trainings: FitsInProcesses,
     num_samples: Sequence[int],
     which: Which,
     first: int,
@@ -93,82 +138,36 @@ def train_seeds(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train a set of coalitions with several seeds, and return their utilities.
-
-    The coalitions are trained as rows of one batched model or, if that is impossible, each by a fit of its own.
+    """Train a set of coalitions with several seeds, each by a fit of its own, and compute the values.
 
     Args:
         trainings: the object that trains coalitions.
         num_samples: ``[n]``, the clients' numbers of samples.
-        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. ``"auto"`` stands for
-            ``"both"`` if coalitions cannot be trained as rows of one batched model.
+        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
         first: the first seed; the others are ``first + 1``, ``first + 2`` and so on.
-        seeds: the number of seeds; None: three if coalitions are trained as rows, else one.
-        store: the store of utilities. Coalitions that it contains are not trained; the others' utilities are added.
+        seeds: the number of seeds; None: three.
+        store: the store of utilities and outputs. Coalitions that it contains are not trained; the others are added.
         say: called with lines about the progress.
 
     Raises:
         ConfigurationError: the federation does not allow to train coalitions, or some trainings failed. The store then
             contains the utilities of those that ended.
     """
-    masks, trained, as_rows = few_coalitions(len(num_samples), which), list[int](), True
-    while len(trained) < (seeds or (SEEDS if as_rows else 1)):
-        seed = first + len(trained)
-        try:
-            if as_rows:
-                train_rows(trainings.rows, masks, seed, store, compare=not trained, say=say)
-        except NotSideBySide as error:
-            if seeds is None and trained:
-                break  # those of the first seed were known, and of fits one seed is the default
-            as_rows = False
-            if which == "auto" and not trained:
-                which, masks = "both", few_coalitions(len(num_samples), "both")
-            say(f"{len(masks) - 1} trainings follow, each by a fit of its own: {error}")
-        if not as_rows:
-            train_fits(trainings, num_samples, members_of(masks), seed, store, say)
-        trained.append(seed)
-    return Retrained(which, masks, trained, torch.stack([store.table(seed, masks) for seed in trained]))
-
-
-def train_rows(
-    rows: Callable[[Tensor, int, bool], Tensor],
-    masks: Tensor,
-    seed: int,
-    store: UtilityStore,
-    compare: bool,
-    at_once: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> int:
-    """Train those coalitions that a store lacks, as rows of one batched model, and return the number of trained ones.
-    The store's ranks divide the coalitions.
-
-    Args:
-        rows: the function that trains coalitions, see :meth:`Trainings.rows`.
-        masks: bool ``[K, n]``, the coalitions.
-        seed: the seed of the trainings.
-        store: the store of utilities, to which those of the trained coalitions are added.
-        compare: whether ``rows`` also trains some of the first coalitions by fits, and compares the models.
-        at_once: the number of coalitions that are trained at once; None: all.
-        say: called with a line about the progress whenever coalitions have been trained.
-
-    Raises:
-        NotSideBySide: the coalitions cannot be trained as rows. If one rank has this error, all ranks raise it.
-    """
-    coalitions, ranks = members_of(masks), store.ranks
-    missing = store.missing(seed, coalitions)
-    size = at_once or max(1, len(missing))
-
-    def train(some: Sequence[Members], check: bool) -> Iterable[tuple[Members, list[float]]]:
-        if not some:
-            return ()
-        table = rows(masks[[coalitions.index(members) for members in some]], seed, check)
-        return zip(some, table.double().view(len(some), -1).tolist())
-
-    for start in range(0, len(missing), size):
-        mine = missing[start : start + size][ranks.rank :: ranks.size]
-        for members, values in gathered(ranks, partial(train, mine, compare and not start), "coalitions side by side"):
-            store.add(seed, members, {LAST: [[value] for value in values]})
-        say(store.progress(seed, coalitions))
-    if missing:
-        store.sort()
-    return len(missing)
+    which = "both" if which == "auto" else which
+    masks = few_coalitions(len(num_samples), which)
+    coalitions, trained = members_of(masks), range(first, first + (seeds or SEEDS))
+    for seed in trained:
+        train_fits(trainings, num_samples, coalitions, seed, store, say)
+    utilities = torch.stack([store.table(seed, masks) for seed in trained])
+    outputs = [[store.last_outputs(seed, members) for members in coalitions[1:]] for seed in trained]
+    known = [each for of_seed in outputs for each in of_seed if each is not None]
+    predicted = None
+    if len(known) == len(trained) * (len(coalitions) - 1):
+        stacked = torch.stack(known).unflatten(0, (len(trained), -1))
+        predicted = trainings.predict(Prediction(first, masks, utilities, stacked))
+    elif len(masks) < 2 ** masks.shape[1]:
+        say(
+            "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "
+            "it needs each client alone and whole sizes, and logged values and the clients' scores have no outputs"
+        )
+    return Retrained(which, masks, [*trained], utilities, predicted)

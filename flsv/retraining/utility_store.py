@@ -116,14 +116,14 @@ class UtilityStore:
         """
         return self._outputs[seed, members][name]
 
-    def _path(self, seed: int, members: Members) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{seed}_{members_text(members)}.pt"
+    def last_outputs(self, seed: int, members: Members) -> Tensor | None:
+        """Return the outputs ``[V, ...]`` of a coalition's model after the last round; None if they are not stored."""
+        return next((outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None)
 
     def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
         """Read the outputs of a coalition; a file that is missing, or of other rounds, has none."""
-        path = self._path(seed, members)
-        kept = torch.load(path, weights_only=True) if path.is_file() else {}
+        assert self._folder is not None
+        kept = read_outputs(self._folder, seed, members)
         return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
@@ -167,7 +167,7 @@ class UtilityStore:
             self._outputs[seed, members] = kept
             if self._folder is not None:  # before the rows, so that rows have their outputs after a kill
                 self._folder.mkdir(exist_ok=True)
-                with replacing(self._path(seed, members)) as file:
+                with replacing(self._folder / outputs_file(seed, members)) as file:
                     torch.save(kept, file)
         self._known |= {(seed, members, index): row for index, row in rows.items()}
         if self._file is not None and all(map(_finite, rows.values())):
@@ -182,6 +182,17 @@ class UtilityStore:
     def _cells(self, seed: int, members: Members, index: int, row: Row) -> list[object]:
         place = [] if index == LAST else [index]
         return [seed, members_text(members), *place, *(" ".join(map(repr, map(float, cell))) for cell in row)]
+
+
+def outputs_file(seed: int, members: Members) -> str:
+    """Return the name of the file with a coalition's outputs, in the folder beside the utilities."""
+    return f"{seed}_{members_text(members)}.pt"
+
+
+def read_outputs(folder: Path, seed: int, members: Members) -> Mapping[str, Tensor]:
+    """Read a coalition's outputs ``{performance: outputs [R, V, ...]}`` from a folder; empty if there is no file."""
+    path = folder / outputs_file(seed, members)
+    return torch.load(path, weights_only=True) if path.is_file() else {}  # type: ignore[no-any-return]
 
 
 def _finite(row: Row) -> bool:

@@ -31,7 +31,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
     for killed, trained in ((path.read_text(), 11), (lines[0][:20], 16), (lines[0] + "seed,", 16)):
         path.write_text(killed)
         assert make_truth(mine, tmp_path, seeds=[1, 2]) == trained
-        torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0.05, rtol=0)
+        torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0, rtol=0)
     other = replace(mine, rounds=3)
     elsewhere = replace(mine, title="another", root="/somewhere")
     assert truth_settings(other, FOLDER) != truth_settings(mine, FOLDER) == truth_settings(elsewhere, FOLDER)
@@ -74,8 +74,7 @@ def test_shipped_utilities_equal_newly_trained_ones() -> None:
     rows = [line.split(",") for line in (FOLDER / f"{name}.csv").read_text().splitlines()[2:]]
     shipped = {(seed, coalition.lstrip("'")): float(utility) for seed, coalition, utility in rows}
     made = train_coalitions(each, mask, SEEDS[0]).item()
-    # Two of 431 validation samples, and rounding after 100 steps of other kernels.
-    assert made == pytest.approx(shipped[str(SEEDS[0]), "+".join(map(str, members))], abs=0.005)
+    assert made == pytest.approx(shipped[str(SEEDS[0]), "+".join(map(str, members))], abs=0.0025)  # a validation sample
 
 
 def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
@@ -86,21 +85,15 @@ def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
         make_truth(small_federation(data={**small_federation().data, "partitioner": many}), tmp_path)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_coalitions_trained_together_equal_coalitions_trained_in_turn(optimizer: str) -> None:
-    options = {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
-    model = {
-        "class_path": "flsv.ClassifierClient",
-        "init_args": {**small_federation().model["init_args"], "optimizer": options},
-    }
-    mine, masks = small_federation(model=model, performance="negative_loss"), all_coalitions(3)
+def test_truth_coalitions_equal_fits_in_this_process() -> None:
+    mine, masks = small_federation(performance="negative_loss"), all_coalitions(3)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
         quiet = Reporting(table=False)
         return mine.trainer(FederatedLoop(sampler=cohort, seed=7, uploads=mine.attackers(), reporting=quiet))
 
-    together = train_coalitions(mine, masks, seed=7)
+    found = train_coalitions(mine, masks, seed=7)
     seed_global_rngs(7, "benchmark")
     apart = RetrainedUtility(trainer, mine.module(), mine.datamodule(), "negative_loss")(masks)
-    assert torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, apart, rtol=1e-6, atol=1e-6)
     assert apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()  # the coalitions do differ

@@ -33,13 +33,10 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import meet
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
+from flsv.functional import exact_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.side_by_side import SideBySideUtility
-from flsv.retraining.train_coalitions import train_rows
-from flsv.retraining.utility_store import UtilityStore
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for
@@ -209,12 +206,6 @@ def retrain(folder: str) -> None:
     found = exact_shapley(utility, 3)
     print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
     print("TRAINED", len(trained), flush=True)
-    for compare in (True, False):
-        masks, store = few_coalitions(3, "all"), UtilityStore(None, ["utility"], ranks=ranks)
-        train_rows(lambda *asked: SideBySideUtility(game(), *asked[1:])(asked[0]), masks, 0, store, compare)
-        print(
-            f"SIDE{compare:d}", few_coalitions_shapley(masks, store.table(0, masks)[:, 0]).values.tolist(), flush=True
-        )
 
 
 def run_script(path: str, *words: str) -> None:

@@ -117,6 +117,16 @@ def test_each_number_of_page_one_is_in_a_csv_file(paid: bool, tmp_path: Path) ->
             )
 
 
+def test_run_that_trained_single_clients_only_ranks(tmp_path: Path) -> None:
+    folder = kinds(tmp_path)["shadow"]
+    for coalitions, said in ((["0", "1", "2"], "Suitable for a ranking, not for payment"), (["0", "0+1"], "one seed")):
+        lines = [f"0,{each},1,0.5\n" for each in coalitions]
+        (folder / "coalitions.csv").write_text("# {}\nseed,coalition,round,accuracy\n" + "".join(lines))
+        front = " ".join(text_of(write_report(folder)).partition("\nAppendix\n")[0].split())
+        assert said in front.replace("a single seed", "one seed")
+        assert "Suitable as a basis" not in front
+
+
 def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path) -> None:
     folder = kinds(tmp_path)["retrained"]
     for budget in (None, Budget(1000.0)):

@@ -1,16 +1,16 @@
 """The store of coalitions' utilities: kills, other settings, orders, ranks; and what is trained into it."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
-from flsv.games.members import members_of
-from flsv.retraining.train_coalitions import train_rows
+from flsv.games.members import Members, members_of
+from flsv.retraining.train_fits import Fit, train_fits
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -18,15 +18,28 @@ MASKS = few_coalitions(3, "all")
 
 
 class Game:
+    """Trains coalitions at once, until it is killed."""
+
     def __init__(self, dies_at: int | None = None) -> None:
         self.asked: list[int] = []
-        self.dies_at = dies_at
+        self.dies_at, self.at_once = dies_at, 2
 
-    def __call__(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
-        if self.dies_at is not None and len(self.asked) >= self.dies_at:
-            raise KeyboardInterrupt
-        self.asked += [int(mask) for mask in (masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
-        return (masks * torch.tensor([0.1, 0.2, 1 / 3], dtype=torch.float64)).sum(1)
+    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit]]:
+        for members in coalitions:
+            if len(self.asked) == self.dies_at:
+                raise KeyboardInterrupt
+            self.asked.append(sum(2**client for client in members))
+            yield members, Fit({LAST: [[worth(members)]]}, [[0.0]], "start")
+
+
+def worth(members: Members) -> float:
+    return float(sum((0.1, 0.2, 1 / 3)[client] for client in members))
+
+
+def train(game: Game, held: UtilityStore, say: Any = lambda text: None) -> int:
+    missing = held.missing(0, members_of(MASKS))
+    train_fits(game, [1, 1, 1], members_of(MASKS), 0, held, say)
+    return len(missing)
 
 
 class Two(Ranks):
@@ -44,21 +57,21 @@ def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
 
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
-    assert train_rows(Game(), MASKS, 0, store(whole), compare=True, at_once=2) == 8
+    assert train(Game(), store(whole)) == 8
     first, said = Game(dies_at=4), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        train_rows(first, MASKS, 0, store(path), compare=True, at_once=2)
+        train(first, store(path))
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
     second = Game()
-    assert train_rows(second, MASKS, 0, store(path), compare=True, at_once=2, say=said.append) == 4
-    assert first.asked + second.asked == [int(m) for m in (MASKS * 2 ** torch.arange(3)).sum(1)]
-    assert said == ["seed 0: 6 of 8 coalitions", "seed 0: 8 of 8 coalitions"]
+    assert train(second, store(path), said.append) == 3
+    assert sorted(first.asked + second.asked) == list(range(1, 8))
+    assert said[-1] == "seed 0: 8 of 8 coalitions"
     assert path.read_bytes() == whole.read_bytes()
     third = Game()
-    assert train_rows(third, MASKS.flip(0), 0, store(path), compare=True) == 0
+    assert train(third, store(path)) == 0
     assert third.asked == []
-    expected = Game()(MASKS, 0, False)[:, None]
+    expected = torch.tensor([[worth(members)] for members in members_of(MASKS)], dtype=torch.float64)
     torch.testing.assert_close(store(path).table(0, MASKS), expected, rtol=0, atol=0)
     # The order in which trainings end does not show in the file.
     other = store(tmp_path / "other.csv")
@@ -70,9 +83,9 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
 
 def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     game, held = Game(), store(None, ranks=Two())
-    assert train_rows(game, MASKS, 0, held, compare=False) == 8
-    assert len(game.asked) == 4
-    assert len(held.coalitions(0)) == 4
+    train(game, held)
+    assert len(game.asked) in (3, 4)
+    assert len(held.coalitions(0)) == len(game.asked) + 1  # and the empty one
 
 
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:

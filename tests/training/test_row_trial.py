@@ -4,18 +4,14 @@ are refused before training."""
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
 from flsv import FederatedLoop, Reporting
-from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalitions_by_hand import SEED, data
-from helpers.fits import fit, trainer_for, vector
+from helpers.fits import fit, vector
 from helpers.models import STEP_CASES
 
 #: Clients 0 and 2; all.
@@ -39,16 +35,6 @@ def loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def alone(name: str, folder: Path) -> RetrainedUtility:
-    make, callbacks, *_ = STEP_CASES[name]
-    torch.manual_seed(SEED)
-
-    def trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(loop(sampler=cohort), folder, rounds=2, callbacks=callbacks())
-
-    return RetrainedUtility(trainer, make(), data(), "negative_loss")
-
-
 def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | None) -> Any:
     """The module after a fit of two rounds; None where it was refused before the first."""
     make, callbacks, *_ = STEP_CASES[name]
@@ -62,17 +48,6 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
     assert federation.round_index == 0
     assert torch.equal(vector(module), before)
     return None
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_side_by_side_coalitions_equal_single_fits_or_are_refused(tmp_path: Path, name: str) -> None:
-    refused, side_by_side = STEP_CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
-    if refused is None:
-        torch.testing.assert_close(side_by_side(MASKS), alone(name, tmp_path)(MASKS), rtol=1e-4, atol=1e-5)
-        return
-    with pytest.raises(NotSideBySide, match=refused):
-        side_by_side(MASKS)
 
 
 @pytest.mark.filterwarnings("ignore")

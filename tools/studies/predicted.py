@@ -36,7 +36,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, semivalue, semivalue_of_table, shapley_weights
 from flsv.functional.shapley.few_coalitions import interval_over_seeds
-from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
+from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares, interpolation_weights
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
@@ -82,9 +82,10 @@ def estimates(name: str, kept: Kept) -> Values:
     """Values of one seed in all ways."""
     of, utilities = ALL[name], kept["utilities"]
     found = {"exact": exact(utilities), "truth": exact(kept["elsewhere"] if of.apart else utilities)}
-    for which in (*DESIGNS, "auto"):
-        design = few_coalitions(of.n, which)
-        found[f"scores, {which}"] = few_coalitions_shapley(design, utilities[numbers(of.n, which)]).values
+    default = "all" if of.n <= 7 else f"pairs+leave-{'two' if of.n in (10, 11, 12) else 'one'}-out"  # 1.2.0's
+    for which, called in (*zip(DESIGNS, DESIGNS), (default, "auto")):
+        design: Any = few_coalitions(of.n, which)  # type: ignore[arg-type]
+        found[f"scores, {called}"] = few_coalitions_shapley(design, utilities[numbers(of.n, which)]).values
     for which in DESIGNS:
         found[f"interpolated, {which}"], found[f"ensemble, {which}"] = predicted(name, kept, which)
     return found
@@ -235,14 +236,10 @@ def half_width(values: Tensor, apart: Tensor, untrained: Tensor, level: float = 
         apart: ``[seeds, n]``, the values of the interpolated game minus those of the ensemble's; 0 of exact games.
         untrained: utilities of untrained models.
     """
-    seeds, paid = len(values), values.mean(0).clamp_min(0).sum()
     fit = FIT * apart.mean(0).square().mean().sqrt().expand(values.shape[1])
-    if seeds == 1:
+    if len(values) == 1:
         return t_quantile(level) * one_seed_stderr(values[0], fit, untrained)
-    spread = values.var(0)
-    least = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
-    variance = ((seeds - 1) * spread + 2 * least) / (seeds + 1)
-    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fit).square()).sqrt()
+    return interval_over_seeds(values, fit, level)
 
 
 def prototype(values: Tensor, apart: Tensor, ends: Tensor) -> Tensor:
@@ -264,7 +261,7 @@ def brackets(folder: Path) -> str:
                 apart = torch.zeros_like(values) if way == "exact" else of[way.replace("predicted", "apart")]
                 for some in map(list, combinations(range(len(values)), seeds)):
                     if kind == "spread alone":
-                        half = interval_over_seeds(values[some])
+                        half = t_quantile(0.9, seeds - 1) * values[some].std(0) / seeds**0.5
                     elif kind == "prototype":
                         half = prototype(values[some], apart[some], of["ends"][some])
                     else:

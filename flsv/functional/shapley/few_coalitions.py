@@ -44,18 +44,14 @@ from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
 from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
-from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
-#: ``MOST_FOR_ALL``: the largest number of players for which ``"auto"`` means all coalitions. ``CURVE_FROM``: the
-#: smallest number of players for which the values of the fit are averaged with those of ``size_effects_shapley``.
-MOST_FOR_ALL, CURVE_FROM = 7, 10
-#: The largest number of players for which ``"auto"`` includes the coalitions of all but two players. A player is then
-#: in 78 coalitions if there are 12 players, and would be in 210 of 20 players; with all coalitions of 7 it is in 64.
-MOST_FOR_TWO = 12
+#: The smallest number of players for which the values of the fit are averaged with those of ``size_effects_shapley``.
+CURVE_FROM = 10
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
@@ -63,20 +59,8 @@ PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 MOST_NOISE = 1.0
 
 
-def default_design(num_players: int) -> Which:
-    """Return the name of the design that ``"auto"`` stands for, see :func:`few_coalitions`.
-
-    Example:
-        >>> [default_design(players) for players in (7, 8, 12, 13)]
-        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'pairs+leave-one-out']
-    """
-    if num_players <= MOST_FOR_ALL:
-        return "all"
-    return "pairs+leave-two-out" if CURVE_FROM <= num_players <= MOST_FOR_TWO else "pairs+leave-one-out"
-
-
 @checked
-def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
+def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     """List the coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
@@ -88,8 +72,8 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
             ``"complements"``: each player alone, all but one, and about n (n - 1) / 2 coalitions of the sizes between,
             each with its complement, the same in every call; no better than ``"pairs+leave-one-out"`` in federations of
-            13 to 20 clients (``docs/results/payments.md``). ``"auto"``: ``"all"`` for up to 7 players,
-            ``"pairs+leave-two-out"`` for 10 to 12, ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
+            13 to 20 clients (``docs/results/payments.md``). ``"auto"``: the same as ``"both"``, with which outputs can
+            be predicted, see :mod:`flsv.functional.shapley.predicted_outputs`.
 
     Raises:
         ConfigurationError: ``which`` is unknown, there is no player, or ``which`` is ``"all"`` for more than 22
@@ -98,12 +82,10 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
         [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-        >>> [len(few_coalitions(5, which)) for which in ("singles", "pairs", "both", "all", "auto")]
-        [7, 17, 12, 32, 32]
+        >>> [len(few_coalitions(5, which)) for which in ("singles", "pairs", "both", "all")]
+        [7, 17, 12, 32]
     """
     check_num_players(num_players)
-    if which == "auto":
-        which = default_design(num_players)
     masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
     one = torch.eye(num_players, dtype=torch.bool)
     if which not in ("leave-one-out", "all"):
@@ -112,7 +94,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     pairs = one[first] | one[second]
     if which.startswith("pairs"):
         masks.append(pairs)
-    if which in ("leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "complements"):
+    if which not in ("singles", "pairs", "all"):
         masks.append(~one)
     if which == "pairs+leave-two-out":
         masks.append(~pairs)
@@ -207,41 +189,51 @@ def holds_whole_sizes(masks: Tensor) -> bool:
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
-def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
-    """Compute half the width of the confidence interval of each player's mean value over seeds.
+def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
+    r"""Compute half the width of the confidence interval of each player's mean value over seeds.
 
-    It is Student's t interval from the player's own values. Pooling the spread over the players would make some
-    intervals too narrow, since players' values vary by different amounts.
+    The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
+    averaged with a usual variance that counts as two further degrees:
+
+    .. math:: \sigma_i^2 = \frac{(S - 1) s_i^2 + 2 \max(\overline{s^2}, (0.025 G)^2)}{S + 1}, \qquad
+        h_i = \sqrt{t_{S + 1}^2 \sigma_i^2 / S + z^2 f_i^2}
+
+    with s_i the player's standard deviation over the seeds, G the sum of all positive mean values, f_i the standard
+    error from coalitions that were not trained, and t and z the quantiles of Student's and the normal distribution.
 
     Args:
-        values: ``[seeds, n]``, the exact Shapley values of n players in each seed's trainings.
+        values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
+        fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
+            that were not trained; 0 if all were.
         level: the confidence level, in (0, 1).
 
     Returns:
-        float64 ``[n]``; NaN for a single seed, which shows no spread.
+        float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
 
     Raises:
         ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
 
     Example:
-        >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0]])).round(decimals=3)
-        tensor([0.0000, 6.3140], dtype=torch.float64)
+        >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
+        tensor([0.6150, 1.0660], dtype=torch.float64)
     """
     if values.ndim != 2 or not 0 < level < 1:
         raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
-    seeds = len(values)
-    if seeds < 2:
-        return torch.full((values.shape[1],), torch.nan, dtype=torch.float64)
-    return t_quantile(level, seeds - 1) * values.double().std(0) / seeds**0.5
+    seeds, values = len(values), values.double()
+    fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
+    if seeds == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fitted)
+    spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
+    usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
+    variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
+    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()).sqrt()
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
     """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
-    - One seed: the half width is a normal quantile times :func:`one_seed_stderr`.
-    - Several seeds, all 2^n coalitions: :func:`interval_over_seeds` computes the half width.
-    - Several seeds, fewer coalitions: :func:`few_coalitions_shapley` is applied to the means of the utilities over the
-      seeds, with the noise estimated from their spread; the half width is a normal quantile times its standard error.
+    Each seed's values are those of :func:`few_coalitions_shapley`. The result is their mean over the seeds, with the
+    half widths of :func:`interval_over_seeds`.
 
     Args:
         masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
@@ -256,15 +248,8 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
         >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
         (tensor([2., 3.], dtype=torch.float64), tensor([0.3701, 0.3701], dtype=torch.float64))
     """
-    if len(utilities) == 1:
-        found = few_coalitions_shapley(masks, utilities[0])
-        return found.values, t_quantile(level) * one_seed_stderr(found.values, found.stderr)
-    if len(masks) == 2 ** masks.shape[1]:
-        by_seed = few_coalitions_shapley(masks, utilities.T).values.T
-        return by_seed.mean(0), interval_over_seeds(by_seed, level)
-    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5
-    found = few_coalitions_shapley(masks, utilities.mean(0), noise)
-    return found.values, t_quantile(level) * found.stderr
+    found = few_coalitions_shapley(masks, utilities.T)
+    return found.values.mean(1), interval_over_seeds(found.values.T, found.stderr.mean(1), level)
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:

@@ -91,16 +91,13 @@ class RowTraining:
         self.states: State = {}
         self._starts: State = {}
 
-    def train(
-        self, states: State, batches: GivenBatches | SharedBatches, after_step: Callable[[], None] = lambda: None
-    ) -> tuple[State, Tensor]:
+    def train(self, states: State, batches: GivenBatches | SharedBatches) -> tuple[State, Tensor]:
         """Train m rows, each on its batches.
 
         Args:
             states: the rows' parameters and buffers by name, ``[m, ...]``; they may be overwritten. For a parameter or
                 buffer without an entry all rows use the module's own, which steps must not change.
             batches: the batches of each row, in the order of the rows.
-            after_step: a function that is called after every step, for example to step a schedule.
 
         Returns:
             The rows' parameters and buffers after training, and each row's mean loss, ``[m]``.
@@ -119,7 +116,6 @@ class RowTraining:
                 now = {name: tensor[:active] for name, tensor in stacked.items()}
                 gradients = self._derive(now, batches.at(order[:active], step), losses[:active])
                 self.take(gradients, active)
-                after_step()
         finally:
             self.end()
         losses /= torch.tensor(lengths, device=losses.device)

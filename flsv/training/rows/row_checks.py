@@ -60,14 +60,6 @@ _SHOWN = (ModelSummary, ProgressBar)
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
-def moves_batches(trainer: L.Trainer) -> bool:
-    """Return whether the module or the data module overrides a hook that transfers batches."""
-    hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
-    parts = (trainer.lightning_module, L.LightningModule), (data, L.LightningDataModule)
-    return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
-
-
 def not_batched(
     trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
 ) -> str | None:

@@ -96,24 +96,30 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
     assert 0.6 < torch.cat(ratios).square().mean().sqrt() < 1
 
 
-def test_retrained_shapley_of_all_coalitions_has_the_interval_over_seeds() -> None:
+def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds() -> None:
     masks, table = few_coalitions(3, "all"), torch.rand(2, 8, generator=torch.Generator().manual_seed(0)).double()
-    values, half = retrained_shapley(masks, table)
-    by_seed = torch.stack([few_coalitions_shapley(masks, utilities).values for utilities in table])
-    torch.testing.assert_close(values, by_seed.mean(0))
-    torch.testing.assert_close(half, interval_over_seeds(by_seed))
     some = few_coalitions(3, "singles")
-    known = few_coalitions_shapley(some, table[:, :5].mean(0), float(table[:, :5].var(0).mean().sqrt()) / 2**0.5)
-    values, half = retrained_shapley(some, table[:, :5], level=0.5)
-    torch.testing.assert_close(values, known.values)
-    torch.testing.assert_close(half, 0.6744898 * known.stderr)
+    for rows, known in ((masks, table), (some, table[:, :5])):
+        found = [few_coalitions_shapley(rows, utilities) for utilities in known]
+        by_seed, stderr = torch.stack([each.values for each in found]), torch.stack([each.stderr for each in found])
+        values, half = retrained_shapley(rows, known, level=0.5)
+        torch.testing.assert_close(values, by_seed.mean(0))
+        torch.testing.assert_close(half, interval_over_seeds(by_seed, stderr.mean(0), level=0.5))
+        assert (stderr == 0).all() == (rows is masks)
 
 
 def test_interval_over_seeds_equals_that_by_hand() -> None:
-    """Standard deviations over the seeds 2^0.5 and 18^0.5; Student's quantile of one degree, 6.314."""
-    found = interval_over_seeds(torch.tensor([[1.0, 1.0], [3.0, 7.0]]))
-    torch.testing.assert_close(found, 6.313752 * torch.tensor([1.0, 3.0]).double(), rtol=1e-6, atol=0)
-    assert interval_over_seeds(torch.tensor([[1.0, 1.0]])).isnan().all()
+    """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55; Student's quantile of four degrees
+    2.1318, the normal one 1.6449. Two seeds: the mean variance 2 is larger than 2.5 % of the gain."""
+    found = interval_over_seeds(torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]]), torch.tensor([0.0, 0.3]))
+    by_hand = [(2 * 1 + 2 * 2.55**2) / 4, 2 * 2.55**2 / 4]
+    fit = [0.0, (1.6448536 * 0.3) ** 2]
+    expected = [(2.1318468**2 * each / 3 + more) ** 0.5 for each, more in zip(by_hand, fit)]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=0)
+    found = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
+    assert found.tolist() == pytest.approx([2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5] * 2)
+    alone = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
+    assert alone.tolist() == pytest.approx([1.6448536 * (0.3**2 + 0.09**2) ** 0.5] * 2)  # 4.5 % of the gain
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
         interval_over_seeds(torch.ones(3))
 
@@ -157,10 +163,9 @@ def test_designs_have_the_documented_numbers_of_coalitions() -> None:
         "all": 128,
     }
     assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
-    assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
-    assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
-    assert torch.equal(few_coalitions(12), few_coalitions(12, "pairs+leave-two-out"))
-    assert torch.equal(few_coalitions(13), few_coalitions(13, "pairs+leave-one-out"))
+    assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
+    assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
+    assert len(few_coalitions(3)) == 8  # all
 
 
 @pytest.mark.parametrize("n", [4, 13, 16, 20])
