@@ -251,8 +251,9 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
         'Standalone'
         >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
         ('ShapFedWA', 'FedAvg')
+        >>> from flsv.functional import few_coalitions
         >>> from flsv.retraining.shadow import ShadowTraining
-        >>> algorithm_name({"client_algorithm": ShadowTraining()})
+        >>> algorithm_name({"client_algorithm": ShadowTraining(few_coalitions)})
         'FedAvg'
     """
     names = {role: type(strategy).__name__ for role, strategy in without_wrappers(strategies).items()}

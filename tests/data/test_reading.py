@@ -117,10 +117,6 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
             cards = {card.name: card for card in ready(given, labels="ill", columns={"gaps": each}).column_cards}
             assert cards["lab"].values.isna().sum() == 10
             assert cards["code"].values.isna().sum() == (20 if "code" in each else 0)  # 07 is another
-    with pytest.warns(UserWarning, match=r"no row has '-98' in 'lab' \(gaps\)"):
-        ready(frame, labels="ill", columns={"gaps": {"lab": ["-99", "-98"]}})
-    with pytest.warns(UserWarning, match=r"no row has '-98' \(gaps\)"):
-        ready(frame, labels="ill", columns={"gaps": ["-99", "-98"]})
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
         ready(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from release import OWN_LOOP, ROOT, changed_sections, problems, sections
 
+import flsv
+
 FILES = {
     "flsv/__about__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
     "pyproject.toml": '[project.urls]\nRepository = "https://example.org/flsv"\n',
@@ -83,7 +85,8 @@ def test_changelog_sections_are_in_order_of_their_dates() -> None:
     assert dates == sorted(dates, reverse=True)
     # The rest, such as a repository and what is not released yet, is for the release.
     found = [problem for problem in problems(ROOT) if problem.startswith(("CITATION", "CHANGELOG"))]
-    assert [problem for problem in found if "[Unreleased]" not in problem] == []
+    developed = ".dev" in flsv.__version__  # has neither a section nor a citation
+    assert [each for each in found if "[Unreleased]" not in each and not (developed and flsv.__version__ in each)] == []
 
 
 def test_own_loop_script_for_trying_the_wheel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
