@@ -28,22 +28,22 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (33_330, 30_000),
-    "of these of guides": (12_790, 12_000),
-    "lines of tests": (38_260, 31_000),
-    "lines of tools": (5_940, 4_500),
-    "scripts in tools": (30, 25),
-    "lines of flsv": (33_740, 28_000),
-    "words of docstrings": (138_160, 90_000),
+    "words of all pages": (35_030, 30_000),
+    "of these of guides": (12_880, 12_000),
+    "lines of tests": (38_840, 31_000),
+    "lines of tools": (6_550, 4_500),
+    "scripts in tools": (32, 25),
+    "lines of flsv": (33_400, 28_000),
+    "words of docstrings": (130_890, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_040, 1_500), "core": (1_220, None),
-    "data": (3_490, 2_600), "engines": (2_380, 2_100), "federation": (1_090, None), "functional": (2_910, 2_800),
-    "games": (1_500, 1_500), "metrics": (2_050, 1_900), "models": (720, None), "outside": (530, None),
-    "personalization": (690, None), "report": (1_400, None), "results": (1_280, None), "retraining": (2_440, None),
-    "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
-    "utilities": (1_300, None), "valuation": (670, None),
+    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_060, 1_500), "core": (1_210, None),
+    "data": (3_440, 2_600), "engines": (2_380, 2_100), "federation": (1_100, None), "functional": (2_960, 2_800),
+    "games": (1_570, 1_500), "metrics": (2_090, 1_900), "models": (720, None), "outside": (520, None),
+    "personalization": (690, None), "report": (1_330, None), "results": (1_290, None), "retraining": (2_040, None),
+    "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_410, None),
+    "utilities": (1_400, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference")

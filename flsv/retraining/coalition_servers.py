@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,13 +55,12 @@ def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
-def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
+def unlike_alone(config: FederationConfig, algorithm: Any) -> str | None:
     """Return why coalitions' models cannot be trained as rows of one batched model; None if they can.
 
     Args:
         config: the federation's configuration.
         algorithm: the client algorithm; None: there is none.
-        losses: whether coalitions' servers get the clients' training losses, which some metrics need.
     """
     aggregator = config.aggregator
     if config.personalizer is not None:
@@ -74,7 +74,7 @@ def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str 
     metrics = ContributionMetrics(read_metrics(config), check_names(config.strategies))
     if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         return f"metrics {list(asking)} evaluate models in every round"
-    if not losses and any("losses" in fields.values() for fields in metrics.fields.values()):
+    if any("losses" in fields.values() for fields in metrics.fields.values()):
         return f"metrics {list(metrics.fields)} look at the losses of the clients' training"
     return None
 
@@ -103,9 +103,7 @@ class Averages:
         """Add a client's models to its coalitions' sums, see :meth:`Servers.receive`."""
         self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
-    def end_round(
-        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
-    ) -> Tensor:
+    def end_round(self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
         """Return the coalitions' next models ``[K, P]``, see :meth:`Servers.end_round`."""
         after, rate, cut = self._next, self._aggregator.server_lr, self._cut
         if rate != 1:
@@ -150,27 +148,20 @@ class Servers:
         for row, vector in zip(rows.tolist(), sent):
             self._servers[row].receive(client, vector, steps)
 
-    def end_round(
-        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
-    ) -> Tensor:
+    def end_round(self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
         """End the round and return the coalitions' next models ``[K, P]``.
 
         Args:
             models: ``[K, P]``, the models at the start of the round, which :meth:`begin_round` got.
             clients: all n clients, for metrics that need their answers.
             server_data: the server's validation set.
-            lenient: whether a coalition keeps its model if all its updates, or its next model, are not finite.
 
-        Raises:
-            NoModel: a coalition has no finite update or result, and ``lenient`` is False.
+        A coalition keeps its model if all its updates, or its next model, are not finite.
         """
         models = models.clone()
         for row, server in self._servers.items():
-            try:
+            with suppress(NoModel):
                 models[row] = server.end_round(clients, server_data)
-            except NoModel:
-                if not lenient:
-                    raise
         return models
 
     def state_dict(self) -> dict[int, Any]:

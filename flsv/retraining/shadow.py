@@ -47,7 +47,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, masks: Tensor) -> 
         The reason why the coalitions would get other models or take too much memory, and what to do; None if they can
         be trained as rows.
     """
-    if why := unlike_alone(config, config.client_algorithm, losses=False):
+    if why := unlike_alone(config, config.client_algorithm):
         return f"{why}. Leave it out"
     if not isinstance(config.sampler, FullParticipation):
         return (
@@ -176,7 +176,7 @@ class ShadowTraining(ClientAlgorithm):
                 client = update.client_id
                 places = self._places[client].to(rows.device)
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
-            self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
+            self._rows = self._servers.end_round(rows, self._clients, round.server_data)
         self._doubt(round, sent)
         self._updates, self._left = (), round.server_vector
 

@@ -16,7 +16,6 @@ Which = Literal[
     "both",
     "pairs+leave-one-out",
     "pairs+leave-two-out",
-    "complements",
     "all",
 ]
 #: Who trains in a round of a coalition if the run draws a cohort in each round: as many members as the run's cohort

@@ -34,8 +34,6 @@ The method is this package's own.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -45,13 +43,9 @@ from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
 from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
-from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
-
-#: The smallest number of players for which the values of the fit are averaged with those of ``size_effects_shapley``.
-CURVE_FROM = 10
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
@@ -70,10 +64,8 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
             players but one (n + 2 in all). ``"both"``: each player alone and all but one (2 n + 2 in all).
             ``"pairs+leave-one-out"``: each player alone, every two players, and all but one.
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
-            ``"complements"``: each player alone, all but one, and about n (n - 1) / 2 coalitions of the sizes between,
-            each with its complement, the same in every call; no better than ``"pairs+leave-one-out"`` in federations of
-            13 to 20 clients (``docs/results/payments.md``). ``"auto"``: the same as ``"both"``, with which outputs can
-            be predicted, see :mod:`flsv.functional.shapley.predicted_outputs`.
+            ``"auto"``: the same as ``"both"``, with which outputs can be predicted, see
+            :mod:`flsv.functional.shapley.predicted_outputs`.
 
     Raises:
         ConfigurationError: ``which`` is unknown, there is no player, or ``which`` is ``"all"`` for more than 22
@@ -98,29 +90,10 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
         masks.append(~one)
     if which == "pairs+leave-two-out":
         masks.append(~pairs)
-    if which == "complements":
-        masks.append(_complements(num_players))
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
     return _distinct(torch.cat(masks))
-
-
-def _complements(num_players: int) -> Tensor:
-    """Draw about n (n - 1) / 2 coalitions of sizes 2 to n - 2 with their complements, bool ``[J, n]``."""
-    n, draw, drawn = num_players, torch.Generator().manual_seed(0), list[Tensor]()
-    known: set[tuple[bool, ...]] = set()
-    count = n * (n - 1) // 4 if n > 3 else 0
-    for place in range(count):
-        size = 2 + ((2 * place + 1) * (n - 3) - 1) // (2 * count)
-        while True:
-            mask = torch.zeros(n, dtype=torch.bool)
-            mask[torch.randperm(n, generator=draw)[:size]] = True
-            if tuple(mask.tolist()) not in known:
-                break
-        known |= {tuple(mask.tolist()), tuple((~mask).tolist())}
-        drawn += [mask, ~mask]
-    return torch.stack(drawn) if drawn else torch.empty(0, n, dtype=torch.bool)
 
 
 def _distinct(masks: Tensor) -> Tensor:
@@ -132,10 +105,7 @@ def _distinct(masks: Tensor) -> Tensor:
 def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative | None = None) -> ShapleyEstimate:
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
-    With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game. For ten or more players
-    these are averaged with the values of :func:`flsv.functional.shapley.size_effects.size_effects_shapley`, which makes
-    the result more accurate. The average needs every coalition of size 1 and of size n - 1 and, of each other size,
-    either all coalitions or none, as in the ``"pairs+..."`` designs.
+    With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game.
 
     Args:
         masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
@@ -175,18 +145,9 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
-    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM and holds_whole_sizes(masks) else None
-    if by_size is not None:
-        values = (values + by_size) / 2
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
-
-
-def holds_whole_sizes(masks: Tensor) -> bool:
-    """Return whether the K coalitions ``masks [K, n]``, all different, include of each size either all or none."""
-    n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
-    return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
 def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:

@@ -28,6 +28,7 @@ retrained coalitions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +36,6 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.enumeration import semivalue, shapley_weights
-from flsv.functional.shapley.few_coalitions import holds_whole_sizes
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
@@ -271,4 +271,5 @@ def whole_layers(trained: Tensor) -> bool:
     Args:
         trained: bool ``[T, n]``, distinct coalitions.
     """
-    return int((trained.sum(1) == 1).sum()) == trained.shape[1] and holds_whole_sizes(trained)
+    n, counts = trained.shape[1], torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist()
+    return counts[1] == n and all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))

@@ -15,19 +15,17 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flsv._lightning.evaluation import as_given, each_loader
+from flsv._lightning.evaluation import as_given
 from flsv._lightning.rounding import SHARED, Rounding, rounding_of
-from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
+from flsv._lightning.validation import stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent
 from flsv.training.cohort_loader import CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
 from flsv.training.rows.row_step import (
-    NotBatched,
     batched_steps,
     pure_step,
     purely,
@@ -36,52 +34,11 @@ from flsv.training.rows.row_step import (
     step_arguments,
     training_loss,
 )
-from flsv.training.rows.step_watch import GENERATORS, Watch
+from flsv.training.rows.step_watch import Watch
 from flsv.utilities.seeding import isolated_rngs
 
 #: Number of batches in a trial.
 BATCHES = 3
-
-
-def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
-    """Try to train models of a trainer's module as rows of one batched model that share their batches.
-
-    Args:
-        trainer: the trainer, with its optimizers set up and its data assigned to clients.
-        space: the map between the module and its vectors ``[P]``.
-        seed: the run's seed.
-        draws: the global generators that a step may draw from, see :func:`try_rows`.
-
-    Returns:
-        The reason why this is not possible, for an error message; None if it is possible.
-    """
-    name = type(trainer.lightning_module).__name__
-    try:
-        try_rows(trainer, space, seed, shared=True, draws=draws)
-    except NotBatched as error:
-        return f"training_step of {name} does not allow rows of one batched model: {error.reason}"
-    if changed := _changed_by_validation(trainer, space):
-        return f"validation changes {changed} of {name}, in the federation's model only. Change it while training"
-    return None
-
-
-def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
-    """Return, as text, the names of up to three parameters, buffers, numbers or tensors of the module that a validation
-    changes; an empty text if there are none. Lists may change: modules collect outputs in them."""
-    module, limit = trainer.lightning_module, trainer.limit_val_batches
-    if not is_overridden("validation_step", module, L.LightningModule) or not limit:
-        return ""
-    loaders = each_loader(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]  # Lightning lacks it
-    first = [KeptBatches(islice(loader, 1)) for loader in loaders]
-    if not sum(map(len, first)):
-        return ""
-    with isolated_rngs(0, "trial of validation"), torch.inference_mode(False), lent(module, space):
-        before = space.unflatten(space.read(module))
-        watch = Watch(module, GENERATORS, counts=True)
-        ValidationRun(trainer, module, first).logged()
-        after = space.unflatten(space.read(module))
-        names = [repr(name) for name in space.names if not torch.equal(before[name], after[name])]
-        return ", ".join((names or [*map(repr, watch.values_changed())])[:3])
 
 
 def try_rows(

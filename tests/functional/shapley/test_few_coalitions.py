@@ -10,11 +10,9 @@ from flsv.functional import (
     few_coalitions,
     few_coalitions_shapley,
     interval_over_seeds,
-    permutation_shapley,
 )
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
-from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import fit_surrogate
 
 
@@ -124,21 +122,6 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
         interval_over_seeds(torch.ones(3))
 
 
-@pytest.mark.parametrize(("n", "which", "curved"), [(9, "both", 0), (10, "both", 0.5), (10, "singles", 0)])
-def test_values_of_ten_or_more_players_average_the_process_and_the_size_curve(
-    n: int, which: Which, curved: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    masks = few_coalitions(n, which)
-    utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = few_coalitions_shapley(masks, utilities)
-    monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
-    process = few_coalitions_shapley(masks, utilities)
-    curve = size_effects_shapley(masks, utilities[:, None]) if curved else torch.zeros(n, 1)
-    assert curve is not None
-    torch.testing.assert_close(found.values, (1 - curved) * process.values + curved * curve[:, 0])
-    torch.testing.assert_close(found.stderr, process.stderr)
-
-
 def test_few_coalitions_with_wrong_input_raise() -> None:
     masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
@@ -166,40 +149,3 @@ def test_designs_have_the_documented_numbers_of_coalitions() -> None:
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
     assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
     assert len(few_coalitions(3)) == 8  # all
-
-
-@pytest.mark.parametrize("n", [4, 13, 16, 20])
-def test_complements_design_has_all_sizes_and_as_many_coalitions_as_pairs(n: int) -> None:
-    masks = few_coalitions(n, "complements")
-    known = {tuple(mask) for mask in masks.tolist()}
-    assert len(known) == len(masks)
-    assert {tuple(mask) for mask in (~masks).tolist()} == known
-    assert len(masks) in (len(few_coalitions(n, "pairs+leave-one-out")) - further for further in (0, 1))
-    counts = masks.sum(1).bincount().tolist()
-    assert counts[:2] == [1, n]
-    assert max(counts[2:-2]) - min(counts[2:-2]) <= 2
-    assert masks.sum(0).unique().tolist() == [len(masks) // 2]  # each client is in half of them
-
-
-def test_values_by_complements_are_nearer_to_exact_than_by_pairs_for_20_players() -> None:
-    """In a game of covered classes, whose values follow from many permutations."""
-    n = 20
-    covers = torch.rand(n, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 4
-
-    def utility(masks: Tensor) -> Tensor:
-        return 1 - torch.where(masks[:, :, None], 1 - covers, 1.0).prod(1).mean(1)
-
-    exact = permutation_shapley(utility, n, budget=20_000, generator=torch.Generator().manual_seed(0)).values
-    error = {}
-    for which in ("pairs+leave-one-out", "complements"):
-        masks = few_coalitions(n, which)  # type: ignore[arg-type]
-        error[which] = float((few_coalitions_shapley(masks, utility(masks)).values - exact).abs().mean())
-    assert error["complements"] < 0.6 * error["pairs+leave-one-out"]
-
-
-def test_size_effects_are_left_out_if_the_design_has_a_size_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = few_coalitions(13, "complements")
-    utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = few_coalitions_shapley(masks, utilities).values
-    monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
-    assert torch.equal(few_coalitions_shapley(masks, utilities).values, found)
