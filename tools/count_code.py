@@ -28,7 +28,7 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (35_030, 30_000),
+    "words of all pages": (35_060, 30_000),
     "of these of guides": (12_880, 12_000),
     "lines of tests": (38_840, 31_000),
     "lines of tools": (6_550, 4_500),
