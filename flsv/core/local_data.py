@@ -241,13 +241,20 @@ class LocalData:
         self._check()
         return self._training(generator)
 
-    def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
+    def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
         """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples; the result's
-        ``value("accuracy")`` returns the K accuracies ``[K]``."""
+        ``value("accuracy")`` returns the K accuracies ``[K]``. With ``keep`` it holds the models' outputs, too."""
+        return self._classifiers(split)(vectors, keep)
+
+    def score_outputs(self, outputs: Tensor, split: Split = "val") -> ModelScores:
+        """Compute the scores of models from their outputs ``[c, V, M]``, as :meth:`evaluate` keeps them."""
+        return self._classifiers(split).score_outputs(outputs, losses=False)
+
+    def _classifiers(self, split: Split) -> Any:
         self._check()
         if (split, None) not in self._evaluators:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
-        return self._evaluators[split, None](vectors)
+        return self._evaluators[split, None]
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
         """Compute the utilities of models (their performance, with the sign by which more is better) on a split of this

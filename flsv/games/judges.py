@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -26,6 +27,8 @@ from torch import Tensor
 from flsv.core import Client, LocalData, NoAnswer, map_clients
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
+from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, PredictedGame
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
@@ -38,6 +41,8 @@ MOST_BYTES = 2**28
 #: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
 JUDGES, COALITIONS = 4, 4
 UNLIKE = "judges coalitions as no other client does"
+#: The most numbers of a model with which clients predict coalitions' outputs.
+MOST_KEPT = 2**22
 
 
 @cache
@@ -68,7 +73,38 @@ def judge(
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
     scores: Any = local.evaluate(models)
-    found = torch.cat([scores.support[None], scores.values["correct"]])
+    return _without_rare(torch.cat([scores.support[None], scores.values["correct"]]))
+
+
+def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+    """Count the samples of each class that all coalitions of clients classify correctly, by predicted outputs. The
+    server runs this at the client by :meth:`flsv.core.Client.ask`.
+
+    Args:
+        local: the client's own data.
+        models: ``[T, P]``, the models of the trained coalitions.
+        trained: bool ``[T, n]``, the trained coalitions, see :class:`flsv.functional.shapley.predicted_outputs.\
+PredictedGame`.
+        weights: ``[n]``, the clients' weights in the federation's average.
+
+    Returns:
+        int64 ``[2, 1 + 2^n, M + 1]``, by the interpolation and by the ensemble; each has rows and columns as the
+        answer of :func:`judge`, with the coalitions in the order of their numbers.
+    """
+    scores: Any = local.evaluate(models, keep=True)
+
+    def correct(outputs: Tensor) -> Tensor:
+        found: Any = local.score_outputs(outputs)
+        return found.values["correct"].double()
+
+    own = scores.values["correct"]
+    game = PredictedGame(trained.cpu(), own, scores.outputs, weights.cpu(), correct, logits=True)
+    both = game(all_coalitions(trained.shape[1])).round().long().unflatten(1, (2, -1)).unbind(1)
+    return torch.stack([_without_rare(torch.cat([scores.support[None], each])) for each in both])
+
+
+def _without_rare(found: Tensor) -> Tensor:
+    """Put the columns of a client's rare classes together, int ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
@@ -198,21 +234,66 @@ class ClientJudges(VectorEvaluator):
                 "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
             )
 
-    def evaluate(self, build: Build, count: int) -> Scores:
+    @property
+    def predicts(self) -> bool:
+        """Return whether the clients can predict all coalitions' outputs: of classifiers, and models and coalitions
+        that are not too many."""
+        return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
+
+    def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+        """Let the clients predict the outputs of all coalitions, and return their utilities.
+
+        Args:
+            models: ``[T, P]``, the trained coalitions' models.
+            trained: bool ``[T, n]``, these coalitions.
+            weights: ``[n]``, the clients' weights in the federation's average.
+
+        Returns:
+            float64 ``[2^n, 2]``, or ``[2^n, 2, M]``, by the interpolation and by the ensemble.
+        """
+        shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
+        ask = partial(self._predicted, models.to(self._device), trained, weights, shape)
+        told = {
+            client.id: each for client, each in zip(self._clients, map_clients(self._clients, ask)) if each is not None
+        }
+        if not told:
+            raise NoAnswer("no client has judged the coalitions.")
+        samples = self._data.num_samples[[*told]]
+        both = [
+            Scores({"correct": hits}, of) for hits, of in (hits_by_class(each, samples) for each in zip(*told.values()))
+        ]
+        return torch.stack([self._measure.utility(each.value(self._measure.name)) for each in both], 1)
+
+    def _predicted(
+        self, models: Tensor, trained: Tensor, weights: Tensor, shape: tuple[int, ...], client: Client
+    ) -> Tensor | None:
+        try:
+            answer = client.ask(judge_coalitions, models, trained, weights)
+            if isinstance(answer, Tensor) and answer.shape == shape and bool((answer <= answer[:, :1]).all()):
+                return answer.cpu()
+            raise NoAnswer(f"client {client.id} was asked to judge coalitions, and its answer cannot be one.")
+        except NoAnswer as why:
+            warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
+            return None
+
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Let the clients score ``count`` models, which ``build`` writes, and return the models' scores over all
-        clients. A client that does not answer is left out, with a warning.
+        clients. A client that does not answer is left out, with a warning. With ``keep`` the result holds the models
+        as outputs, from which :meth:`predict` has coalitions predicted.
 
         Raises:
             NoAnswer: no client answers.
         """
         chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
         told: list[list[Tensor | None]] = []
+        kept: list[Tensor] = []
         for start in range(0, max(count, 1), chunk):
             rows = range(start, min(start + chunk, count))
             models = torch.empty(len(rows), self.space.size, dtype=self.space.dtype, device=self._device)
             for place, row in enumerate(rows):
                 build(row, models[place])
             told.append(map_clients(self._clients, partial(self._ask, models)))
+            kept.append(models)
         self.answers = {}
         for client, *parts in zip(self._clients, *told):
             if all(part is not None for part in parts):
@@ -222,7 +303,8 @@ class ClientJudges(VectorEvaluator):
                 )
         if not self.answers:
             raise NoAnswer("no client has judged the coalitions' models.")
-        return self._scores()
+        scores = self._scores()
+        return replace(scores, outputs=torch.cat(kept).cpu()) if keep and self.predicts else scores
 
     def _ask(self, models: Tensor, client: Client) -> Tensor | None:
         try:

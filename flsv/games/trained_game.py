@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from flsv.core.fields import TrainedCoalitions
+from flsv.functional.shapley.predicted_outputs import PredictedValues, predicted_shapley, values_of_tables
 from flsv.games.coalition_utility import utility_of
+from flsv.games.judges import ClientJudges
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 
@@ -22,14 +24,24 @@ class OutputScore:
     Args:
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
         logits: whether the outputs are logits, with the classes in the last dimension.
+        judges: the clients, if they predict and score; then models ``[T, P]`` take the outputs' place.
     """
 
     score: Callable[[Tensor], Tensor]
     logits: bool
+    judges: ClientJudges | None = None
+
+    def shapley(self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor) -> PredictedValues:
+        """Compute the values, see :func:`flsv.functional.predicted_shapley`."""
+        if self.judges is None:
+            return predicted_shapley(trained, utilities, outputs, weights, self.score, logits=self.logits)
+        return values_of_tables(self.judges.predict(outputs, trained, weights))
 
     @staticmethod
     def of(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
         """Make the score of an evaluator's outputs; None if the evaluator keeps no outputs, as of logged values."""
+        if isinstance(evaluator, ClientJudges) and evaluator.predicts:
+            return OutputScore(lambda outputs: outputs, True, evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 

@@ -78,7 +78,7 @@ class ValidatedModels(VectorEvaluator):
         return other
 
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int) -> Scores:
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models, one after the other.
 
         Args:

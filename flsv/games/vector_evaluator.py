@@ -31,20 +31,21 @@ class VectorEvaluator(ABC):
     asks_clients = False
     """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
 
-    def __call__(self, vectors: Tensor) -> Scores:
-        """Compute the scores of the K models in the rows of ``vectors [K, P]``.
+    def __call__(self, vectors: Tensor, keep: bool = False) -> Scores:
+        """Compute the scores of the K models in the rows of ``vectors [K, P]``; keep their outputs, if asked to and
+        possible.
 
         Raises:
             ValueError: the vectors have another length.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
             raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
-        return self.evaluate(row_builder(vectors), len(vectors))
+        return self.evaluate(row_builder(vectors), len(vectors), keep)
 
     @abstractmethod
-    def evaluate(self, build: Build, count: int) -> Scores:
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`), with one model or one
-        chunk of models in memory at a time.
+        chunk of models in memory at a time; with ``keep`` also what coalitions are predicted from, if it is known.
         """
 
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
@@ -56,4 +57,4 @@ class VectorEvaluator(ABC):
                 has logged are those of the module; None: they are not.
             keep: whether the scores also hold the outputs.
         """
-        return self(self.space.read(module)[None])
+        return self(self.space.read(module)[None], keep)

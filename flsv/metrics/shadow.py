@@ -20,7 +20,7 @@ from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.one_seed import one_seed_stderr, prediction_stderr
-from flsv.functional.shapley.predicted_outputs import predicted_shapley, whole_layers
+from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import OutputScore, TrainedGame
 from flsv.games.untrained import UNTRAINED
@@ -110,7 +110,7 @@ class ShadowShapley(MeasuredMetric):
         max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
-            :mod:`flsv.games.judges`. Clients' scores are estimated, not predicted from outputs.
+            :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -295,7 +295,7 @@ class ShadowShapley(MeasuredMetric):
         predicted = False
         if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
             predicted = True
-            found = predicted_shapley(masks, utilities.cpu(), outputs, weights, by.score, logits=by.logits)
+            found = by.shapley(masks, utilities.cpu(), outputs, weights)
             new, fit = found.values, prediction_stderr(found.disagreement)
         else:
             few_found = few_coalitions_shapley(masks, utilities)

@@ -167,8 +167,12 @@ class CoalitionScoring(GlobalModelScoring):
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
-        if self.last == self._order.rounds[-1]:
-            self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
+        if self.last != self._order.rounds[-1]:
+            raise RuntimeError(
+                f"the fit has ended after {trainer.current_epoch} of {self._order.rounds[-1] + 1} rounds: a callback "
+                "or a hook stops it"
+            )
+        self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training.

@@ -238,7 +238,7 @@ class CoalitionPlan:
         if all(OutputScore.of(games.evaluator_of(each), each) is not None for each in measures):
             return " The others' outputs are predicted."
         return (
-            " The others' scores are estimated, since logged values and the clients' scores have no outputs. A larger "
+            " The others' scores are estimated, since logged values have no outputs. A larger "
             'max_fits, or a performance of outputs such as "accuracy" or a torchmetrics metric, comes closer.'
         )
 

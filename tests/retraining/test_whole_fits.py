@@ -230,3 +230,19 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(
     assert ("a copy of the Trainer, since it is a test" in caplog.text) == copied
     if copied:  # whatever a copy has done to it
         assert torch.equal(vector(trained), vector(fitted(Kind(module), tmp_path, {})[1]))
+
+
+class StopsAlone(L.Callback):
+    """Ends the training of a coalition after its first round, as an early stopping of one's own may."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        if len(loop.state.cohort) == 1:
+            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+
+
+def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> None:
+    kind = Kind(callback=StopsAlone)
+    with pytest.warns(UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"):
+        loop, _ = fitted(kind, tmp_path, {"shadow": ShadowShapley()})
+    assert loop.contributions["shadow"].isnan().all()

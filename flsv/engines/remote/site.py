@@ -39,6 +39,7 @@ QUESTIONS = (
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
+    "flsv.games.judges:judge_coalitions",
 )
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"

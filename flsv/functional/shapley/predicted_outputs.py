@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.enumeration import semivalue, shapley_weights
+from flsv.functional.shapley.enumeration import semivalue, shapley_of_table, shapley_weights
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
@@ -254,15 +254,23 @@ def predicted_shapley(
         found = permutation_shapley(
             game, n, budget=2**MOST_PREDICTED, generator=generator or torch.Generator().manual_seed(0)
         )
-    values = found.values.double().view(n, 2, -1)
     stderr = found.stderr.double().view(n, 2, -1).square().mean(1).sqrt()
-    shape = (n, *torch.as_tensor(utilities).shape[1:])
-    return PredictedValues(
-        values.mean(1).view(shape),
-        stderr.view(shape),
-        found.evaluations,
-        disagreement=(values[:, 0] - values[:, 1]).view(shape),
-    )
+    both = found.values.double().view(n, 2, *torch.as_tensor(utilities).shape[1:])
+    return _mean(both, stderr.view(both[:, 0].shape), found.evaluations)
+
+
+def values_of_tables(tables: Tensor) -> PredictedValues:
+    """Compute Shapley values from the utilities of all coalitions by both predictions.
+
+    Args:
+        tables: ``[2^n, 2]`` or ``[2^n, 2, M]``, the coalitions in the order of their numbers.
+    """
+    both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
+    return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
+
+
+def _mean(both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
+    return PredictedValues(both.mean(1), stderr, evaluations, disagreement=both[:, 0] - both[:, 1])
 
 
 def whole_layers(trained: Tensor) -> bool:
