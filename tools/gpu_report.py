@@ -3,11 +3,11 @@
     make cuda                                                       # or:
     python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Hardware and versions; the CPU's numbers in every precision, clients at once, the same seed twice, memory that runs out,
-two ranks on a device; a round under the profiler; the tests of ``tests/device``; ShadowShapley in fits, and how its
-coalitions were trained; seconds, images a second and memory of a round, against plain loops on the same device. Weights
-are compared as a share of the way that training has moved them, contributions and losses as they are. Without a CUDA
-device it says so, and runs as much of the list as goes on the CPU. Ends with 1 if a check failed.
+Hardware and versions; the CPU's numbers in every precision, clients at once, the same seed twice, memory that runs
+out, two ranks on a device; a round under the profiler; the tests of ``tests/device``; ShadowShapley in fits; seconds,
+images a second and memory of a round, against plain loops on the same device. Weights are compared as a share of the
+way that training has moved them, contributions and losses as they are. Without a CUDA device it says so, and runs as
+much of the list as goes on the CPU. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def same_seed_twice(device: str, short: bool) -> Iterator[Row]:
 
 
 def coalitions_in_fits(device: str, short: bool) -> Iterator[Row]:
-    """ShadowShapley: what a fit with it takes, in fits without, and how coalitions were trained."""
+    """ShadowShapley: what a fit with it takes, in fits without."""
     x, y = bench_round.images(300 if short else 3000)
     for kind, make in {"LeNet": bench_round.lenet, "MLP": bench_round.mlp}.items():
         seconds = []
@@ -207,8 +207,6 @@ def coalitions_in_fits(device: str, short: bool) -> Iterator[Row]:
                 trainer.fit(bench_round.client(make), data)
             seconds.append(time.perf_counter() - start)
         yield Row(f"{kind}, 5 clients: ShadowShapley, fits", f"{seconds[2] / seconds[1]:.2f}")
-        why = loop._plan.why
-        yield Row(f"{kind}: coalitions are trained", "as rows" if why is None else f"by fits of their own: {why}")
 
 
 def memory_that_runs_out(device: str, short: bool) -> Iterator[Row]:

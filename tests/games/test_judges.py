@@ -13,10 +13,12 @@ from flsv import FederatedLoop, Reporting, value_round
 from flsv.aggregation import FedAvg
 from flsv.core import Client, LocalData
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.functional import predicted_shapley
 from flsv.games import judges
 from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, unlike_others
 from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
+from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.fits import fit, trainer_for
@@ -119,7 +121,7 @@ def test_judges_omit_their_rare_classes_and_cap_their_counts() -> None:
     class Found:
         support = y.bincount()
 
-        def __init__(self, models: Tensor) -> None:
+        def __init__(self, models: Tensor, keep: bool = False) -> None:
             self.values = {"correct": models.long()}
 
     local = LocalData("client", lambda split: [(x, y)], count, count, lambda batches: Found)
@@ -168,6 +170,36 @@ def test_judge_whose_answers_differ_from_all_others_is_recorded_as_an_event(
     assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
     # What the liar says is of classes that others judge.
     assert float(found.contributions["sv"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
+
+
+def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
+    """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
+    given, n = given_and_set_up(data()), len(CLIENTS)
+    held = [[*map(torch.cat, zip(*given.client_loader(client, "val", shuffle=False)))] for client in range(n)]
+    x, y = (torch.cat([each[part] for each in held]) for part in (0, 1))
+    of = torch.cat([torch.full_like(labels, client) for client, (_, labels) in enumerate(held)])
+    told = [[(y == label) & (of == client) for client in range(n)] for label in range(CLASSES)]
+    told = [torch.stack([each for each in label if each.sum() >= LEAST]).any(0) for label in told]
+    trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
+    outputs = []
+    for members in ([], [*range(n)], *([client] for client in range(n))):
+        model = module()
+        if members:
+            quiet = Reporting(table=False, figures=0, files=False)
+            alone = FederatedLoop(sampler=FixedCohort(members), seed=3, reporting=quiet)
+            fit(alone, tmp_path, model, data(), rounds=2)
+        with torch.no_grad():
+            outputs.append(model.eval()(x))
+
+    def balanced(outputs: Tensor) -> Tensor:
+        hits = (outputs.argmax(-1) == y).double()
+        return torch.stack([hits[:, each].mean(1) for each in told], 1).mean(1)
+
+    stacked = torch.stack(outputs)
+    expected = predicted_shapley(trained, balanced(stacked), stacked, given.num_samples, balanced, logits=True).values
+    found = loop({"shadow": ShadowShapley(judges="clients")})
+    fit(found, tmp_path / "judged", module(), data(), rounds=2)
+    torch.testing.assert_close(found.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [

@@ -28,7 +28,6 @@ def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path: Path, monkeypatch: py
     code, found = report(tmp_path, *CHECKS)
     assert code == 0, found
     assert float(found.loc["MLP, 5 clients: ShadowShapley, fits", "found"]) > 1
-    assert found.loc["LeNet: coalitions are trained", "found"] == "as rows"
     assert float(found.loc["round of 4 LeNets, images a second: vmap", "found"]) > 0
     assert found.loc["transformer: the same seed twice, deterministic", "verdict"] == "ok"
     assert found.loc["two ranks on cpu 0 and 0: weights", "found"] == "0.0e+00"
