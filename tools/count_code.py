@@ -28,20 +28,20 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (35_060, 30_000),
-    "of these of guides": (12_880, 12_000),
-    "lines of tests": (38_840, 31_000),
+    "words of all pages": (35_100, 30_000),
+    "of these of guides": (12_890, 12_000),
+    "lines of tests": (38_890, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
-    "lines of flsv": (33_400, 28_000),
-    "words of docstrings": (130_890, 90_000),
+    "lines of flsv": (33_460, 28_000),
+    "words of docstrings": (131_190, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_060, 1_500), "core": (1_210, None),
+    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_060, 1_500), "core": (1_220, None),
     "data": (3_440, 2_600), "engines": (2_380, 2_100), "federation": (1_100, None), "functional": (2_960, 2_800),
-    "games": (1_570, 1_500), "metrics": (2_090, 1_900), "models": (720, None), "outside": (520, None),
-    "personalization": (690, None), "report": (1_330, None), "results": (1_290, None), "retraining": (2_040, None),
+    "games": (1_620, 1_500), "metrics": (2_090, 1_900), "models": (720, None), "outside": (520, None),
+    "personalization": (690, None), "report": (1_330, None), "results": (1_290, None), "retraining": (2_030, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_410, None),
     "utilities": (1_400, None), "valuation": (670, None),
 }  # fmt: skip

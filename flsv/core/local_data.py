@@ -244,11 +244,13 @@ class LocalData:
     def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
         """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples; the result's
         ``value("accuracy")`` returns the K accuracies ``[K]``. With ``keep`` it holds the models' outputs, too."""
-        return self._classifiers(split)(vectors, keep)
+        evaluate = self._classifiers(split)
+        return evaluate(vectors, keep=True) if keep else evaluate(vectors)
 
     def score_outputs(self, outputs: Tensor, split: Split = "val") -> ModelScores:
         """Compute the scores of models from their outputs ``[c, V, M]``, as :meth:`evaluate` keeps them."""
-        return self._classifiers(split).score_outputs(outputs, losses=False)
+        scores: ModelScores = self._classifiers(split).score_outputs(outputs, losses=False)
+        return scores
 
     def _classifiers(self, split: Split) -> Any:
         self._check()

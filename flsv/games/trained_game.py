@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.core.fields import TrainedCoalitions
 from flsv.functional.shapley.predicted_outputs import PredictedValues, predicted_shapley, values_of_tables
-from flsv.games.coalition_utility import utility_of
+from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
@@ -35,18 +35,24 @@ class OutputScore:
         """Compute the values, see :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
             return predicted_shapley(trained, utilities, outputs, weights, self.score, logits=self.logits)
-        return values_of_tables(self.judges.predict(outputs, trained, weights))
+        tables = self.judges.predict(outputs, trained, weights)
+        tables = tables.view(*tables.shape[:2], *utilities.shape[1:])
+        numbers = (trained.long() << torch.arange(trained.shape[1])).sum(1)
+        tables[numbers] = utilities.to(tables).unsqueeze(1)  # trained coalitions keep their own
+        return values_of_tables(tables)
 
     @staticmethod
-    def of(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
+    def of(evaluator: Any, measure: Measure) -> OutputScore | None:
         """Make the score of an evaluator's outputs; None if the evaluator keeps no outputs, as of logged values."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
             return OutputScore(lambda outputs: outputs, True, evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 
+        needs_losses = not isinstance(measure, ModelScore) and "negative_loss" in measure
+
         def score(outputs: Tensor) -> Tensor:
-            return utility_of(evaluator.score_outputs(outputs, losses=measure == "negative_loss"), measure)
+            return utility_of(evaluator.score_outputs(outputs, losses=needs_losses), measure)
 
         return OutputScore(score, evaluator.form.classifies)
 

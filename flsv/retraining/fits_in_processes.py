@@ -20,11 +20,10 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.predicted_outputs import predicted_shapley
-from flsv.games.coalition_utility import Measure, utility_of
+from flsv.games.coalition_utility import Measure
 from flsv.games.members import Members
-from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
+from flsv.games.trained_game import OutputScore
 from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
@@ -176,21 +175,10 @@ class _Evaluator(GlobalModelScoring):
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
         """Compute the values of all seeds; ``weights [n]`` are those of the clients in the federation's average."""
         (evaluator,), (measure,) = self._evaluators, self._measures
-        assert isinstance(evaluator, ModelEvaluator)
-        assert evaluator.form is not None
-
-        def score(outputs: Tensor) -> Tensor:
-            return utility_of(evaluator.score_outputs(outputs), measure).view(len(outputs), -1)
-
+        by = OutputScore.of(evaluator, measure)
+        assert by is not None
         found = [
-            predicted_shapley(
-                piece.masks,
-                utilities,
-                torch.cat([torch.zeros_like(outputs[:1]), outputs]),
-                weights,
-                score,
-                logits=evaluator.form.classifies,
-            )
+            by.shapley(piece.masks, utilities, torch.cat([torch.zeros_like(outputs[:1]), outputs]), weights)
             for utilities, outputs in zip(piece.utilities, piece.outputs)
         ]
         return Predicted(*(torch.stack(part) for part in zip(*((each.values, each.disagreement) for each in found))))

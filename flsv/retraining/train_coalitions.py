@@ -105,7 +105,8 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
         return ()
     if isinstance(measure, ModelScore):
-        return () if measure.judged or is_logged(measure) else (UTILITY,)
+        kept = measure.by_class if measure.judged else not is_logged(measure)
+        return (UTILITY,) if kept else ()
     return (UTILITY,) if isinstance(measure, str) else measure[:1]
 
 
@@ -168,6 +169,6 @@ def train_seeds(
     elif len(masks) < 2 ** masks.shape[1]:
         say(
             "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "
-            "it needs each client alone and whole sizes, and logged values and the clients' scores have no outputs"
+            "it needs each client alone and whole sizes, and logged values have no outputs"
         )
     return Retrained(which, masks, [*trained], utilities, predicted)
