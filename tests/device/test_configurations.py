@@ -16,12 +16,12 @@ pytestmark = [
 ]
 TESTS = Path(__file__).parents[1]
 #: Why the fit's process is not forked on the device.
-REFUSED = "by a copy of the Trainer and the module, since a process that uses an accelerator cannot be forked"
+REFUSED = "by a copy of the Trainer, since a process that uses an accelerator cannot be forked"
 #: The configurations of ``flsv fit``, and what else it is told.
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
-    "rows, and flsv retrain": ("quickstart", "--data.partitioner.num_clients=3"),
-    "fits after the run": ("quickstart", "--federation.optimizer_state=persist"),
-    "judged by clients": (
+    "fits, and flsv retrain": ("quickstart", "--data.partitioner.num_clients=3"),
+    "fits with kept momentum": ("quickstart", "--federation.optimizer_state=persist"),
+    "fits judged by clients": (
         "quickstart",
         "--federation.metrics.value.init_args.judges=clients",
         "--data.splits.client_val=0.2",
@@ -62,7 +62,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", code, json.dumps(jobs)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("each in a fit of its own, which costs") == 2, done.stderr
+    assert done.stderr.count("each by a fit of its own, which costs") == 4, done.stderr
     return folder
 
 

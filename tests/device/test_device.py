@@ -267,13 +267,6 @@ COSTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], Any], float, f
         1,
         12,
     ),
-    "rows": (
-        lambda: {"metrics": {"value": ShadowShapley(coalitions="pairs"), "cssv": ClassSpecificShapley()}},
-        classifier,
-        79,
-        2,
-        18,
-    ),
 }
 
 
