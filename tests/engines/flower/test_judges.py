@@ -1,4 +1,4 @@
-"""Three SuperNodes that judge coalitions' models give what one process gives, to the bit."""
+"""Three SuperNodes that judge coalitions' models give what one process gives."""
 
 import csv
 import sys
@@ -38,6 +38,10 @@ server = server_app(make_module, make_loop, SITES, rounds=3, num_classes=10, fol
 """
 
 
+#: What the sites' policy allows: both questions of the judges.
+QUESTIONS = 'questions = ["flsv.games.judges:judge", "flsv.games.judges:judge_coalitions"]\n'
+
+
 def test_values_of_coalitions_judged_by_supernodes_equal_those_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,13 +51,12 @@ def test_values_of_coalitions_judged_by_supernodes_equal_those_of_one_process(
     project.write_text(
         project.read_text().split("def make_loop")[0] + JUDGED.replace('"runs"', repr(str(folder / "runs")))
     )
-    with deployment(folder, 'questions = ["flsv.games.judges:judge"]\n') as processes:
+    with deployment(folder, QUESTIONS) as processes:
         processes.supervise("rounds")
         processes.wait_for("rounds", lambda log: "the run has" in log, SECONDS)
         asked = (folder / f"{NAMES[0]}.log").read_text().count("flsv.games.judges:judge")
-    assert asked == 9, (
-        folder / "rounds.log"
-    ).read_text()  # before training, the model at its start and end, and two games a round
+    # before training, the model at its start and end, and in each round two games and the predicted one
+    assert asked == 12, (folder / "rounds.log").read_text()
     monkeypatch.syspath_prepend(folder)
     for name in [name for name in sys.modules if name.startswith("fedapp")]:
         monkeypatch.delitem(sys.modules, name)
@@ -69,4 +72,7 @@ def test_values_of_coalitions_judged_by_supernodes_equal_those_of_one_process(
         told = {
             int(row["client"]): float(row["value"]) for row in rows if (row["metric"], row["class"]) == (metric, "")
         }
-        assert torch.tensor([told[client] for client in range(3)]).equal(values.as_subclass(torch.Tensor))
+        found = torch.tensor([told[client] for client in range(3)])
+        # a site trains its own model beside the run's, one process after it: equal but for rounding
+        tolerance = 1e-5 if metric == "value" else 0.0
+        torch.testing.assert_close(found, values.as_subclass(torch.Tensor), rtol=tolerance, atol=tolerance)
