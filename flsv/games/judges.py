@@ -269,9 +269,7 @@ class ClientJudges(VectorEvaluator):
     ) -> Tensor | None:
         try:
             answer = client.ask(judge_coalitions, models, trained, weights)
-            if isinstance(answer, Tensor) and answer.shape == shape and bool((answer <= answer[:, :1]).all()):
-                return answer.cpu()
-            raise NoAnswer(f"client {client.id} was asked to judge coalitions, and its answer cannot be one.")
+            return self._checked(client, answer, shape, True)
         except NoAnswer as why:
             warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
             return None
@@ -309,23 +307,22 @@ class ClientJudges(VectorEvaluator):
     def _ask(self, models: Tensor, client: Client) -> Tensor | None:
         try:
             answer = client.ask(partial(judge, **self._how), models)
-            return self._checked(client, answer, len(models))
+            by_class = self._measure.by_class
+            shape = (1 + len(models), self._data.num_classes + 1) if by_class else (len(models),)
+            return self._checked(client, answer, shape, by_class)
         except NoAnswer as why:
             warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
             return None
 
-    def _checked(self, client: Client, answer: Any, count: int) -> Tensor:
-        """Return a client's answer about ``count`` models, moved to the CPU; raise ``NoAnswer`` if its shape or its
-        numbers are impossible.
-        """
-        shape = (1 + count, self._data.num_classes + 1) if self._measure.by_class else (count,)
+    def _checked(self, client: Client, answer: Any, shape: tuple[int, ...], counts: bool) -> Tensor:
+        """Return a client's answer, moved to the CPU; raise ``NoAnswer`` if its shape or its numbers are impossible."""
         fits = isinstance(answer, Tensor) and answer.shape == shape
-        if fits and self._measure.by_class:
-            fits = bool(
-                (answer >= 0).all() & (answer <= answer[0]).all() & (answer[0].sum() <= self._held_out[client.id])
-            )
+        if fits and counts:
+            held_out = answer[..., :1, :]
+            few = (held_out.sum(-1) <= self._held_out[client.id]).all()
+            fits = bool((answer >= 0).all() & (answer <= held_out).all() & few)
         if not fits:
-            raise NoAnswer(f"client {client.id} was asked to judge {count} models, and its answer cannot be one.")
+            raise NoAnswer(f"client {client.id} was asked to judge coalitions, and its answer cannot be one.")
         return answer.cpu()
 
     def _scores(self) -> Scores:

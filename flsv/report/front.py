@@ -1,4 +1,4 @@
-"""Whether one may pay by the values that a page shows: the decision on which the page's other sentences depend."""
+"""Decide whether one may pay by the values that a page shows, on which its other sentences depend."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of a Trainer."""
+    """The slots of a Trainer."""
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
         self._slots, self._store = slots, store

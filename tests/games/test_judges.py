@@ -15,7 +15,7 @@ from flsv.core import Client, LocalData
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import predicted_shapley
 from flsv.games import judges
-from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, unlike_others
+from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, judge_coalitions, unlike_others
 from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
@@ -200,6 +200,24 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
     found = loop({"shadow": ShadowShapley(judges="clients")})
     fit(found, tmp_path / "judged", module(), data(), rounds=2)
     torch.testing.assert_close(found.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out", "short"])
+def test_impossible_answers_about_coalitions_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def lie(local: LocalData, *question: Tensor) -> Tensor:
+        found = judge_coalitions(local, *question)
+        if repr(local) != "LocalData(client 2)":
+            return found
+        more, less = (
+            torch.cat([found[:, :1], each], 1) for each in (found[:, 1:] + found[:, :1] + 1, -1 - found[:, 1:])
+        )
+        return {"negative": less, "more than there are": more, "short": found[:, 1:]}.get(kind, 10 * found)
+
+    monkeypatch.setattr(judges, "judge_coalitions", lie)
+    with pytest.warns(UserWarning, match="client 2 was asked to judge coalitions, and its answer cannot be one"):
+        fit(loop({"shadow": ShadowShapley(judges="clients")}), tmp_path, module(), data(), rounds=1)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
