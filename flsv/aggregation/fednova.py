@@ -59,7 +59,7 @@ class FedNova(Aggregator):
                 f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."
             )
         algorithm = federation.strategies.get("client_algorithm")
-        if getattr(algorithm, "changes_steps", False):
+        if algorithm is not None:
             raise ConfigurationError(
                 f"{self!r} divides by the number of plain SGD steps, and {algorithm!r} changes the steps. Leave "
                 "client_algorithm out."

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, SumMetric
 
 from flsv.configuration.federation_config import ROLES, FederationConfig
-from flsv.core.strategy import Strategy, without_wrappers
+from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import seed_or_default
@@ -251,12 +251,8 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
         'Standalone'
         >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
         ('ShapFedWA', 'FedAvg')
-        >>> from flsv.functional import few_coalitions
-        >>> from flsv.retraining.shadow import ShadowTraining
-        >>> algorithm_name({"client_algorithm": ShadowTraining(few_coalitions)})
-        'FedAvg'
     """
-    names = {role: type(strategy).__name__ for role, strategy in without_wrappers(strategies).items()}
+    names = {role: type(strategy).__name__ for role, strategy in strategies.items() if strategy is not None}
     parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
     if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
         parts.append(names.get("aggregator", "FedAvg"))

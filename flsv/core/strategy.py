@@ -189,9 +189,3 @@ class Strategy(Component):
 
         Called at the server after :meth:`end_round`."""
         return None
-
-
-def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategies that are set, with a wrapped client algorithm in place of its wrapper."""
-    parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
-    return {role: strategy for role, strategy in parts.items() if strategy is not None}

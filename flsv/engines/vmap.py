@@ -66,7 +66,7 @@ class VmapCohort(CohortTraining):
         space = turn.shared.space
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._unstacked = {*space.constant_names, *space.non_finite_names}
-        self._unused = try_rows(self._trainer, space, seed, shared=False, unstacked=self._unstacked)
+        self._unused = try_rows(self._trainer, space, seed, self._unstacked)
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:

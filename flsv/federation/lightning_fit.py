@@ -121,13 +121,13 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.config = config = self.plan.decide(trainer, self.data, config)
+        self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
         self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
-        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients, self._weights)
+        self.federation.server.strategies += self.plan.ends(self.federation, module, self._weights)
         self.steps.begun = True
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)

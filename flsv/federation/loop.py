@@ -287,12 +287,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- results and state
 
     @property
-    def at_sites(self) -> FederationConfig:
-        """Return the configuration for remote sites: if metrics need coalitions' models, it lets the sites train these,
-        too."""
-        return self._plan.as_rows(self.config)
-
-    @property
     def metrics(self) -> Mapping[str, Metric]:
         """Return the metrics that the loop updates, by name."""
         return MappingProxyType(self.contribution_metrics.metrics)

@@ -18,6 +18,7 @@ from flsv.core import Channel, Client, FederationState, Instruction, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
+from flsv.core.strategy import FederationInfo
 from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import check_agreement
@@ -70,13 +71,15 @@ class FederationRun:
 
     # ---- before the first round
 
+    def info(self) -> FederationInfo:
+        """Return the facts about the federation that strategies get before the first round."""
+        engine, state = self.engine, self.state
+        given = state.model(), engine.space, engine.data, state.seed, engine.trainer.optimizers, self.metrics.metrics
+        return self.config.federation_info(*given)
+
     def begin(self, resumed: bool) -> None:
         """Begin or resume the strategies and filters, and draw the first cohort."""
-        state, engine = self.state, self.engine
-        optimizers = engine.trainer.optimizers
-        info = self.config.federation_info(
-            state.model(), engine.space, engine.data, state.seed, optimizers, self.metrics.metrics
-        )
+        info = self.info()
         for part in (*self.config.strategies.values(), *self.server.filters):
             if resumed:
                 part.resume(info)

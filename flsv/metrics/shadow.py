@@ -63,8 +63,8 @@ class ShadowShapley(MeasuredMetric):
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
     checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
     of the fit's beginning or, where forks are impossible, copies of the Trainer; ranks divide them. The coalition of
-    all clients is trained for one round, too, and must reach the run's own model of that round. Clients at sites train
-    the coalitions' models beside their own, as rows of one batched model.
+    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train
+    coalitions beside the run, each as a run of its own.
 
     **Cost.** For n clients ``"singles"`` costs one more fit and the validations of n models, ``"both"`` n fits, and
     ``"all"`` :math:`2^{n-1} - 1`. A line before the first round says it. ``every`` saves validations.

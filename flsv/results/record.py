@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from flsv.core.strategy import without_wrappers
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.metrics.needs import what_it_is
@@ -101,7 +100,7 @@ def record_of(
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
     classes = None if names is None else [str(name) for name in names]
     return {
-        **record_head(trainer.lightning_module, without_wrappers(algorithm), metrics, version),
+        **record_head(trainer.lightning_module, algorithm, metrics, version),
         "first_round": first_round,
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
@@ -30,7 +31,7 @@ from flsv.results.folder import Reporting
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
-from flsv.training.rows.row_checks import of_the_run
+from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.digest import digest
 from flsv.utilities.supervisor import ChildFailed
 
@@ -243,3 +244,30 @@ def into_a_coalitions_fit(
 
 def nothing(*_: Any, **__: Any) -> None:
     """Do nothing, in place of a method that must not act in a coalition's fit, such as ``save_checkpoint``."""
+
+
+def of_the_run(callback: L.Callback) -> bool:
+    """Return whether a callback only watches or ends the run; it is left out when a coalition is trained alone.
+
+    Its class is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
+
+    Example:
+        >>> from lightning.pytorch.callbacks import EarlyStopping
+        >>> class Stops(EarlyStopping):
+        ...     __module__ = "project"
+        ...     def on_validation_end(self, trainer, pl_module):
+        ...         pl_module.weight = 0.0
+        >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
+        (True, False)
+    """
+    if not isinstance(callback, OF_THE_RUN):
+        return False
+    kinds = list(type(callback).__mro__)
+    base: type[L.Callback] = next(
+        kind for kind in kinds if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
+    )
+    if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
+        base = L.Callback
+    known = {name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")}
+    own = [vars(kind) for kind in kinds if not kind.__module__.startswith(("lightning.", "flsv."))]
+    return not any(name in known and callable(value) for each in (*own, vars(callback)) for name, value in each.items())

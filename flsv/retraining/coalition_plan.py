@@ -1,7 +1,7 @@
 """CoalitionPlan: trains the models of the coalitions that metrics need, each by a fit of its own after the run.
 
-A coalition is the same run with its members only. If the clients' data are at sites, the clients train the coalitions'
-models beside their own instead, as rows of one batched model (:mod:`flsv.retraining.shadow`).
+A coalition is the same run with its members only. Sites train coalitions beside the run
+(:mod:`flsv.retraining.coalitions_at_sites`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
-from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
@@ -29,8 +29,8 @@ from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
+from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.kept_beginning import KeptBeginning
-from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
@@ -83,7 +83,7 @@ class CoalitionPlan:
         self._kept = KeptBeginning()
         self._initial: dict[str, Any] | None = None
         self._first: Tensor | None = None
-        self._rows: ShadowTraining | None = None
+        self._sites: CoalitionsAtSites | None = None
         self._loaded: dict[str, Any] | None = None
         self._elsewhere, self._seed = False, 0
         self._cohort: float | None = None
@@ -92,12 +92,12 @@ class CoalitionPlan:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: its models before and after the first round, and those of the
         coalitions that clients at sites train."""
-        rows = self._loaded if self._rows is None else self._rows.state_dict()
-        return {"initial": self._initial, "first": self._first, "rows": rows}
+        sites = self._loaded if self._sites is None else self._sites.state_dict()
+        return {"initial": self._initial, "first": self._first, "sites": sites}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self._initial, self._first, self._loaded = state["initial"], state["first"], state["rows"]
+        self._initial, self._first, self._loaded = state["initial"], state["first"], state["sites"]
 
     # ---- before the first round
 
@@ -119,7 +119,7 @@ class CoalitionPlan:
         self._ends: _Ends | None = None
         self._games: Any = None
 
-    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
+    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
         """Check that the coalitions can be trained.
 
         Args:
@@ -127,15 +127,11 @@ class CoalitionPlan:
             data: the data module, with its samples assigned to clients.
             config: the federation's configuration.
 
-        Returns:
-            The configuration to train with: ``config`` or, for clients at sites, a copy with a client algorithm that
-            also trains the coalitions' models.
-
         Raises:
             ConfigurationError: the coalitions cannot be trained.
         """
         if not self._metrics:
-            return config
+            return
         check_shared(config, trainer.lightning_module)
         self._seed, self._elsewhere = config.seed or 0, callable(config.engine)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
@@ -146,32 +142,13 @@ class CoalitionPlan:
             metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._elsewhere:
             self._kept.forget()
-            self._check_rows(trainer, data, config)
-            return self.as_rows(config)
-        if not self._kept:
+            check_at_sites(config)
+        elif not self._kept:
             raise ConfigurationError(
                 f"ShadowShapley: to train coalitions after the run, the Trainer, its callbacks and the module are "
                 f"copied before it, since {self._kept.no_fork}; but one of them cannot be copied "
                 f"({self._kept.no_copy}). Leave that out, or leave ShadowShapley out and run flsv retrain afterwards."
             )
-        return config
-
-    def _check_rows(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
-        if why := not_as_rows(trainer, config, self.masks(data.num_clients)):
-            raise ConfigurationError(
-                f"ShadowShapley: {why}; but the clients' data are not on this machine, so that no coalition can be "
-                "trained after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
-            )
-
-    def as_rows(self, config: FederationConfig) -> FederationConfig:
-        """Return the configuration in which clients train coalitions' models together with their own models."""
-        if not self._metrics:
-            return config
-        algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
-        self._rows = ShadowTraining(self.masks, algorithm)
-        if self._loaded is not None:
-            self._rows.load_state_dict(self._loaded)
-        return replace(config, client_algorithm=self._rows)
 
     def masks(self, num_clients: int) -> Tensor:
         """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
@@ -180,30 +157,29 @@ class CoalitionPlan:
             which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
-    def ends(
-        self, space: ParameterSpace, module: L.LightningModule, num_clients: int, weights: Callable[[], Tensor]
-    ) -> list[Strategy]:
-        """Make the strategy that provides the models of the empty and the full coalition to the metrics, which need no
-        training; clients at sites provide all coalitions' models.
+    def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
+        """Make the strategies that give metrics the models of the empty and the full coalition, which need no training,
+        and those of all coalitions that sites train.
 
         Args:
-            space: the map between the module and its vectors ``[P]``.
+            run: the :class:`flsv.federation.run.FederationRun`.
             module: the module.
-            num_clients: n, the number of clients.
             weights: a function that returns the clients' weights ``[n]`` in the federation's average.
-
-        Returns:
-            A list with the strategy; an empty list if no metric needs it.
         """
         if self._initial is None or not self._metrics:
             return []
+        space = run.space
         for metric in self._metrics.values():
             metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
         with lent(module):
             module.load_state_dict(self._initial, strict=False)
             nobody = space.read(module)
         self._ends = _Ends(self, nobody, weights)
-        return [self._ends]
+        if not self._elsewhere:
+            return [self._ends]
+        masks = self.masks(run.state.num_clients)
+        self._sites = CoalitionsAtSites(masks, replace(run.info(), global_vector=nobody), run.engine, self._loaded)
+        return [self._sites, self._ends]
 
     # ---- what is said
 
@@ -333,5 +309,6 @@ class _Ends(Strategy):
         assert round.server_vector is not None
         self._plan.note_first(round)
         weights = self._weights()
-        trained = round.trained or ends_of(self._nobody, round.server_vector, len(weights))  # or those of sites
+        ends = torch.tensor([[False], [True]]).expand(-1, len(weights))
+        trained = round.trained or models_of(ends, self._nobody, round.server_vector, ())  # or those of sites
         return replace(trained, weights=weights, before=self._before.__getitem__ if self._before else None)

@@ -26,9 +26,8 @@ from flsv.engines.ranks import FederatedStrategy
 from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.lent_module import lent
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit
+from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
 from flsv.server.round_server import NoModel
-from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.supervisor import ChildFailed
 

@@ -24,14 +24,13 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit
+from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit, of_the_run
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
 from flsv.retraining.train_fits import Fit, once_proved
 from flsv.retraining.utility_store import LAST
 from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
-from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed, supervise

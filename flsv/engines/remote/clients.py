@@ -26,7 +26,7 @@ from flsv.engines.remote.messages import (
     read_visit,
     unpack,
 )
-from flsv.engines.remote.transport import Directory
+from flsv.engines.remote.transport import Directory, Reply
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.errors import ConfigurationError
 
@@ -99,11 +99,20 @@ class RemoteSites:
         Returns:
             The updates in the order of ``instructions``, and the numbers of the sites whose models were not finite.
         """
-        packets = {
-            site: instruction_packet(instruction, self._run_info(site)) for site, instruction in instructions.items()
-        }
         began = time.monotonic()
-        replies = self.directory.exchange(packets)
+        updates, broken = self.updates(self.directory.exchange(self.packets(instructions)), device, space)
+        came, took = f"{len(updates)} of {len(instructions)} sites", time.monotonic() - began
+        rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
+        return updates, broken
+
+    def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
+        """Return the messages with which sites are asked to train, by site number."""
+        return {site: instruction_packet(told, self._run_info(site)) for site, told in instructions.items()}
+
+    def updates(
+        self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
+    ) -> tuple[list[ClientUpdate], list[int]]:
+        """Read the sites' replies to :meth:`packets`, as :meth:`train` returns them."""
         updates: dict[int, ClientUpdate | None] = {}
         visits: dict[int, str] = {}
         wrong: dict[int, str] = {}
@@ -118,8 +127,6 @@ class RemoteSites:
         for site, words in wrong.items():
             self._warn(site, "is left out", words, when)
         self._trained = {site: visits[site] for site in finite if site not in wrong}
-        came, took = f"{len(self._trained)} of {len(packets)} sites", time.monotonic() - began
-        rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)

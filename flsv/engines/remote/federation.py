@@ -133,6 +133,9 @@ class RemoteFederation(IdleProcess):
     Args:
         directory: the sites' names and addresses.
         options: the arguments of :class:`OneProcess`.
+
+    Attributes:
+        sites_of: a function that connects the sites to another run, by its state.
     """
 
     clients_here = False
@@ -144,7 +147,8 @@ class RemoteFederation(IdleProcess):
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         num_classes = data.num_classes if data.no_classes is None else None
         reports = [name for strategy in config.strategies.values() for name in strategy.reports]
-        self._remote = RemoteSites(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
+        self.sites_of = lambda of: RemoteSites(directory, of, trainer.max_epochs or 1, steps, reports, num_classes)
+        self._remote = self.sites_of(state)
         super().__init__(*options)
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:

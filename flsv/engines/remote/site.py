@@ -84,7 +84,7 @@ class Site:
     ) -> None:
         self._make_module, self._folder = module, folder
         federation, made = settings(), data()
-        self._config = federation.at_sites
+        self._config = federation.config
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
         self._upload_seed, self._secret, self.policy = upload_seed, own_secret(folder), policy or SitePolicy()

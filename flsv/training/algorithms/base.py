@@ -213,23 +213,6 @@ class ClientAlgorithm(Strategy):
     """
 
     uses: ClassVar[str | None] = None
-    #: Whether the algorithm changes the clients' optimizer steps.
-    changes_steps: bool = True
-    #: Whether the algorithm does nothing but :meth:`change`, so that it also works on the stacked parameters of many
-    #: models.
-    entrywise: ClassVar[bool] = False
-
-    def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
-        """Change gradients in place before an optimizer step, each entry independently of all others.
-
-        If the class sets ``entrywise``, this method takes the place of :meth:`gradients` where models of many
-        coalitions are trained at once, stacked along a first dimension.
-
-        Args:
-            parameters: the trained parameters of one model, or of many stacked models.
-            starts: the same parameters at the start of the client's training in this round.
-            gradients: the parameters' gradients.
-        """
 
     def check_fit(self, trainer: Any, config: Any) -> None:
         """Check a fit before its first round; called at the server.

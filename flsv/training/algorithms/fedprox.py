@@ -32,7 +32,6 @@ class FedProx(ClientAlgorithm):
     """
 
     sends = ("anchor",)
-    entrywise = True
 
     def __init__(self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global") -> None:
         self.mu = mu
@@ -45,8 +44,5 @@ class FedProx(ClientAlgorithm):
 
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         anchors = context.entries(context.instruction.tensors.get("anchor", context.start), parameters)
-        self.change(parameters, anchors, gradients)
-
-    @torch.no_grad()
-    def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
-        torch._foreach_add_(gradients, torch._foreach_sub(parameters, starts), alpha=self.mu)
+        with torch.no_grad():
+            torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)

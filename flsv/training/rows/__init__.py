@@ -1,3 +1,1 @@
-"""Training of many models of one structure, of clients or of coalitions, as rows of one batched model. No module here
-uses whether a row is a client's or a coalition's model.
-"""
+"""Training of many clients' models at once, as rows of one batched model, for ``engine="vmap"``."""

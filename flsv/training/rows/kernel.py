@@ -3,9 +3,7 @@
 A row is one of these models. One call computes the gradients of all rows (:mod:`flsv.training.rows.row_step`); the
 module's own optimizer then steps on the stacked parameters, which for an elementwise optimizer is the same as one
 optimizer per row. The results equal those of training one model after the other up to rounding, since batched kernels
-sum in another order. With ``engine="vmap"`` each row is a client's model, on the client's own batches. In
-``flsv retrain`` and :class:`flsv.metrics.ShadowShapley` each row is a coalition's model, and all rows take the batches
-of a client that the coalitions have in common; ShadowShapley's rows step while the client's own model trains.
+sum in another order. Each row is a client's model, on the client's own batches.
 """
 
 from __future__ import annotations
@@ -27,10 +25,6 @@ from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.row_step import RowStep, State
 from flsv.utilities.errors import ConfigurationError
 
-#: Function that changes gradients in place; its arguments are the parameters, the parameters' values at the start, and
-#: the gradients.
-Change = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
-
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
@@ -47,10 +41,6 @@ class RowTraining:
         clip: a function that clips stacked gradients in place before a step, see :func:`clipping`; None: no clipping.
         frozen: names of parameters that are not trained, such as parameters without a gradient, or parameters that have
             no entry in ``states`` of :meth:`train`.
-        shared: whether all rows take the same batches. The rows then draw the same random numbers; rows with batches of
-            their own must not draw random numbers.
-        change: the method ``change`` of a :class:`flsv.training.algorithms.ClientAlgorithm`, which changes all rows'
-            gradients before each step; None: no change.
 
     Attributes:
         module: the module.
@@ -78,20 +68,17 @@ class RowTraining:
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
         frozen: Collection[str] = (),
-        shared: bool = False,
-        change: Change | None = None,
     ) -> None:
         self.module, self.optimizer, self.frozen = module, optimizer, frozenset(frozen)
-        self._clip, self._change = clip, change
+        self._clip = clip
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in frozen}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        self._step = RowStep(module, sorted(self._trained), shared)
+        self._step = RowStep(module, sorted(self._trained))
         self.states: State = {}
-        self._starts: State = {}
 
-    def train(self, states: State, batches: GivenBatches | SharedBatches) -> tuple[State, Tensor]:
+    def train(self, states: State, batches: GivenBatches) -> tuple[State, Tensor]:
         """Train m rows, each on its batches.
 
         Args:
@@ -131,36 +118,21 @@ class RowTraining:
             states: the rows' parameters and buffers by name, ``[m, ...]``, which training changes in place.
         """
         self.states = states
-        self._starts = {name: states[name].clone() for name in self._trained} if self._change else {}
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
 
     def end(self) -> None:
         """Release the rows' parameters and buffers, and the state of their optimizer."""
-        self.states, self._starts = {}, {}
+        self.states = {}
         del self._stacked
-
-    def gradients(self, batch: Any) -> State:
-        """Compute the gradients of all m models on the same batch, and update the models' buffers.
-
-        Args:
-            batch: the batch of samples, which all models share.
-
-        Returns:
-            The gradients by parameter name, ``[m, ...]``: index i along the first dimension is model i.
-        """
-        return self._step(self.states, batch)[0]
 
     def take(self, gradients: State, active: int | None = None) -> None:
         """Let the optimizer step on the rows, with the options (learning rate) that the module's optimizer has now.
 
         Args:
-            gradients: gradients of these rows by parameter name; ``change`` and ``clip`` change them in place.
+            gradients: gradients of these rows by parameter name; ``clip`` changes them in place.
             active: step on the first ``active`` rows only; None: on all rows.
         """
         self._stacked.follow(self.optimizer)
-        if self._change is not None:
-            now, before = ([part[name][:active] for name in gradients] for part in (self.states, self._starts))
-            self._change(now, before, list(gradients.values()))
         if self._clip is not None:
             self._clip(gradients)
         self._stacked.step(active, gradients)
@@ -356,25 +328,6 @@ class GivenBatches:
             places = [place for place, each in enumerate(shapes) if each == shape]
             leaves = [torch.stack(parts) for parts in zip(*(flat[place][0] for place in places))]
             yield places, tree_unflatten(leaves, flat[places[0]][1])
-
-
-class SharedBatches:
-    """Batches on which all rows, that is, stacked models, train.
-
-    Args:
-        batches: the batches, in the form in which ``training_step`` gets them.
-        count: the number of batches.
-        rows: the number of rows.
-
-    Attributes:
-        lengths: each row's number of batches, ``count`` for all.
-    """
-
-    def __init__(self, batches: Iterator[Any], count: int, rows: int) -> None:
-        self._batches, self.lengths = batches, [count] * rows
-
-    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        yield list(range(len(clients))), next(self._batches)
 
 
 def _shape(leaf: Any) -> Any:

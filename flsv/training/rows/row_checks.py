@@ -55,22 +55,17 @@ OF_THE_RUN = (
     ThroughputMonitor,
     Timer,
 )
-_SHOWN = (ModelSummary, ProgressBar)
 #: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
-def not_batched(
-    trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
-) -> str | None:
+def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
     """Explain why models of a fit cannot be trained at once as rows of one batched model (stacked tensors).
 
     Args:
         trainer: the trainer, with its optimizers set up.
         algorithm: the loop's ``client_algorithm``.
         optimizer_state: the loop's ``optimizer_state``.
-        schedules: whether the caller can handle schedulers that step after every batch.
-        accumulates: whether the caller can accumulate gradients over batches.
 
     Returns:
         The reason and the remedy, for an error message; None if no reason is found. Then only a trial of a few steps
@@ -83,12 +78,12 @@ def not_batched(
     if why := _not_by_optimizer(trainer):
         return why
     windows = any(isinstance(c, GradientAccumulationScheduler) for c in callbacks_of(trainer))
-    if not accumulates and (trainer.accumulate_grad_batches != 1 or windows):
+    if trainer.accumulate_grad_batches != 1 or windows:
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
     if trainer.precision not in PRECISIONS:
         return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
     stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
-    if stepped and not schedules:
+    if stepped:
         return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
     return _not_by_hooks(trainer)
 
@@ -126,15 +121,6 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
     return None
 
 
-def not_by_rounds(trainer: L.Trainer) -> str | None:
-    """Return why a learning-rate scheduler cannot serve the coalitions' models as well as the federation's; None if all
-    can. It cannot if it steps by a monitored value (ReduceLROnPlateau), which differs between coalitions."""
-    plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
-    if plateau:
-        return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
-    return None
-
-
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
     """Find the callbacks of a trainer that define one of ``hooks``, and may thus change the training.
 
@@ -151,32 +137,6 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
             yield callback, found
-
-
-def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends the run; it is left out when a coalition is trained alone.
-
-    Its class is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
-
-    Example:
-        >>> class Stops(EarlyStopping):
-        ...     __module__ = "project"
-        ...     def on_validation_end(self, trainer, pl_module):
-        ...         pl_module.weight = 0.0
-        >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
-        (True, False)
-    """
-    if not isinstance(callback, OF_THE_RUN):
-        return False
-    kinds = list(type(callback).__mro__)
-    base: type[L.Callback] = next(
-        kind for kind in kinds if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
-    )
-    if issubclass(base, _SHOWN):  # what it shows is its own affair
-        base = L.Callback
-    known = {name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")}
-    own = [vars(kind) for kind in kinds if not kind.__module__.startswith(("lightning.", "flsv."))]
-    return not any(name in known and callable(value) for each in (*own, vars(callback)) for name, value in each.items())
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:

@@ -10,38 +10,34 @@ recurrent layers, which do not have one.
 
 Every step is traced anew, so that it sees the module's present attributes and the epoch; compiling it takes longer than
 it saves. Within such steps a module must neither store values in its attributes nor read a
-single client's values from the trainer: :class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect both.
+single client's values from the trainer: :class:`Watch` and :func:`pure_step` detect both.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+import random
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import lightning as L
+import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
+from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, unlogged
-from flsv.training.rows.step_watch import Watch
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import restore_torch_rngs, torch_rngs
 
 State = dict[str, Tensor]
-
-
-#: For each module whose step has run out of memory, the number of models that now step at once on a shared batch.
-_AT_ONCE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchIndex:
@@ -84,9 +80,6 @@ class RowStep:
     Args:
         module: the module whose ``training_step`` computes the loss of one model.
         trained: names of the parameters to differentiate by.
-        shared: whether all models get the same batch ``[B, ...]``, which is then not stacked. Computations that depend
-            on the batch alone are then done once, and random numbers (dropout) are the same for all models. Otherwise a
-            step that draws random numbers is an error.
 
     Example:
         >>> class Line(nn.Linear):
@@ -99,11 +92,10 @@ class RowStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(self, module: nn.Module, trained: Collection[str], shared: bool = False) -> None:
+    def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
         self._stepped, self._places = _Stepped(module), _places(module)
-        self._shared = shared
 
     @cached_property
     def _linear(self) -> bool:
@@ -118,59 +110,19 @@ class RowStep:
     def _of_many(self) -> Any:
         """Return :meth:`_of_one`, with ``vmap`` over models; with gradients, unless only linear layers are trained."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
-        dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
-        return vmap(of_one, dims, randomness=randomness)
+        return vmap(of_one, 0, randomness="error")
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Compute the gradients and losses of m models, each on its own batch or all on the same.
+        """Compute the gradients and losses of m models, each on its own batch.
 
         Args:
             states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
                 use the module's own. Buffers are updated in place.
-            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch. If memory
-                runs out on a shared batch, fewer models are computed at once.
+            batch: a nested structure of tensors ``[m, B, ...]``.
 
         Returns:
             Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
         """
-        if not self._shared:
-            return self._step(states, batch)
-        rows, device = len(next(iter(states.values()))), next(self._module.parameters()).device
-        drawn, found, done = torch_rngs(device), [], 0
-        while done < rows:
-            size = min(_AT_ONCE.get(self._module, rows), rows - done)
-            part = states if size == rows else {name: each[done : done + size] for name, each in states.items()}
-            result = self._tried(part, batch)
-            if result is not None:
-                found.append(result)
-                done += size
-            if done < rows:
-                restore_torch_rngs(drawn, device)  # all rows draw the same numbers
-        if len(found) == 1:
-            return found[0]
-        return {name: torch.cat([slopes[name] for slopes, _ in found]) for name in self._trained}, torch.cat(
-            [losses for _, losses in found]
-        )
-
-    def _tried(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
-        """Compute gradients and losses of ``states``; if memory runs out, return None, and from now on step half as
-        many models at once."""
-        rows = len(next(iter(states.values())))
-        try:
-            return self._step(states, batch)
-        except RuntimeError as error:
-            if not is_oom_error(error) or rows == 1:
-                raise
-        _AT_ONCE[self._module] = half = (rows + 1) // 2  # out of the except block: its traceback holds the tensors
-        garbage_collection_cuda()
-        rank_zero_warn(
-            f"flsv: a step of {rows} coalitions' models at once ran out of memory: from here on {half} step at once, "
-            "which rounds differently, and takes longer."
-        )
-        return None
-
-    def _step(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Compute gradients and losses of all models at once, and update their buffers in place."""
         gradients, losses, after = self._derive(states, batch)
         for name, tensor in after.items():
             states[name].copy_(tensor)
@@ -264,17 +216,10 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
+def purely(module: nn.Module) -> Iterator[None]:
     """Check that the code within this context has no effects that stacked models would share: raise NotBatched if it
-    fails (except for lack of memory), changes the module's attributes, or draws from other random generators than
-    ``draws``.
-
-    Args:
-        module: the module.
-        draws: the global generators that steps may draw from.
-        counts: whether the states of the module's torchmetrics may change.
-    """
-    watch = Watch(module, draws, counts)
+    fails (except for lack of memory), changes the module's attributes, or draws random numbers."""
+    watch = Watch(module)
     with refusing(module, (Exception,)):
         yield
     if reason := watch.changed():
@@ -380,3 +325,91 @@ def pure_step(module: L.LightningModule) -> Iterator[None]:
             yield
         finally:
             own["_trainer"] = trainer
+
+
+#: Names of the global random generators.
+GENERATORS = ("torch", "NumPy", "random")
+#: Attributes of a module that Lightning and torch set themselves.
+_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
+_LIGHTNINGS |= {"_metric_attributes"}
+#: Types whose objects are compared by identity only; and the depth to which all other objects, lists and dictionaries
+#: are compared.
+_WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
+
+
+class Watch:
+    """Snapshot of a module's attributes and of the global random generators, to detect changes by later steps.
+
+    Args:
+        module: the module whose steps are watched.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before, self._drawn = dict(self._kept()), _random_states()
+
+    def changed(self) -> str:
+        """Return a description of the changes since the snapshot, for an error message; empty if there are none."""
+        if drawn := [name for name, state in _random_states().items() if state != self._drawn[name]]:
+            return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
+        before, now = self._before, dict(self._kept())
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        text = ", ".join(names[:3])
+        return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
+
+    def _kept(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name of each attribute of the module and its layers, and the attribute's :func:`_mark`."""
+        for prefix, layer in self._module.named_modules():
+            for name, value in vars(layer).items():
+                if name == "_buffers" and isinstance(value, dict):
+                    yield f"{prefix}._buffers", {key: id(buffer) for key, buffer in value.items()}
+                elif name not in _LIGHTNINGS:
+                    yield f"{prefix}.{name}" if prefix else name, _mark(value, _DEPTH)
+
+
+def _mark(value: Any, depth: int) -> Any:
+    """Return a fingerprint of a value: it differs from an earlier one if the value, or an object in it, has changed.
+
+    Args:
+        value: the value of an attribute.
+        depth: the depth to which objects, lists and dictionaries in the value are compared.
+    """
+    kind = type(value).__name__, id(value)
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return repr(value)
+    for types, content in _CONTENTS:
+        if isinstance(value, types):
+            return (*kind, content(value))
+    if depth == 0 or isinstance(value, (*_WHOLE, type)):
+        return kind
+    if isinstance(value, dict):
+        return (*kind, [(repr(key), _mark(each, depth - 1)) for key, each in value.items()])
+    if isinstance(value, (list, tuple, deque)):
+        return (type(value).__name__, [_mark(each, depth - 1) for each in value])
+    held = getattr(value, "__dict__", None)
+    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) and depth > 1 else kind
+
+
+def _checksum(array: Any) -> int | None:
+    """Return a checksum of a NumPy array; None if it holds Python objects."""
+    return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+#: ``(type, function)``: the function's result for an object of this type is another one after the object has changed.
+_CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
+    (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),
+    (np.random.Generator, lambda generator: repr(generator.bit_generator.state)),
+    (np.random.RandomState, lambda state: repr(state.get_state(legacy=False))),
+    (random.Random, lambda generator: generator.getstate()),
+    (np.ndarray, _checksum),
+    ((set, frozenset), len),
+)
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of the global random generators by the names in :data:`GENERATORS`."""
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
+    torches = torch.get_rng_state().numpy().tobytes(), cuda
+    return dict(zip(GENERATORS, (torches, repr(legacy), random.getstate())))

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.evaluation import as_given
-from flsv._lightning.rounding import SHARED, Rounding, rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv._lightning.validation import stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent
 from flsv.training.cohort_loader import CohortLoader
-from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
+from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
 from flsv.training.rows.row_step import (
+    Watch,
     batched_steps,
     pure_step,
     purely,
@@ -34,7 +35,6 @@ from flsv.training.rows.row_step import (
     step_arguments,
     training_loss,
 )
-from flsv.training.rows.step_watch import Watch
 from flsv.utilities.seeding import isolated_rngs
 
 #: Number of batches in a trial.
@@ -45,9 +45,7 @@ def try_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    shared: bool,
     unstacked: Collection[str] = (),
-    draws: Collection[str] = (),
 ) -> set[str]:
     """Train a trainer's module on a client's first batches, as usual and as two rows of one batched model, compare the
     results, and restore the module.
@@ -56,9 +54,7 @@ def try_rows(
         trainer: the trainer, with its optimizers set up and its data assigned to clients.
         space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
-        shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
         unstacked: names of parameters and buffers that are equal in all rows, so that one copy serves all.
-        draws: the global generators that a step may draw from, of :data:`flsv.training.rows.step_watch.GENERATORS`.
 
     Returns:
         Names of the parameters that have no gradient.
@@ -73,7 +69,7 @@ def try_rows(
         given = _first_batches(trainer, own, seed)
         start = _values(copied)
         with isolated_rngs(seed, "steps"):
-            watch = Watch(copied, draws, counts=shared)
+            watch = Watch(copied)
             losses, unused = _one_by_one(own, given)
             if reason := watch.changed():
                 raise refusal(module, reason)
@@ -84,13 +80,12 @@ def try_rows(
         rounding = rounding_of(trainer)
         nudged = _nudged(start, rounding) if rounding.is_coarse else start
         both = {name: torch.stack([tensor, nudged[name]]) for name, tensor in start.items() if name not in unstacked}
-        training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
-        batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
+        training = RowTraining(copied, optimizer, clipping(trainer), unused)
         # The same batches have been trained on as usual: an error from here on comes from training rows.
-        with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
-            rows, means = training.train(both, batches)
+        with isolated_rngs(seed, "steps"), purely(copied), batched_steps(own):
+            rows, means = training.train(both, GivenBatches([given, given]))
     _compare(module, "the loss", means[0], torch.stack(losses).mean().to(means), rounding.number)
-    _compare_models(module, rows, model, start, rounding, shared)
+    _compare_models(module, rows, model, start, rounding)
     return unused
 
 
@@ -121,7 +116,6 @@ def _compare_models(
     model: Mapping[str, Tensor],
     start: Mapping[str, Tensor],
     rounding: Rounding,
-    shared: bool,
 ) -> None:
     """Raise NotBatched if the first row differs from the ordinarily trained model by more than rounding explains.
 
@@ -131,16 +125,12 @@ def _compare_models(
         model: the ordinarily trained model, by name ``[...]``.
         start: the weights before training, by name ``[...]``.
         rounding: the rounding of the trainer's precision.
-        shared: whether all rows take the same batches.
     """
     way = _norm(model[name] - tensor for name, tensor in start.items())
     rounded = rounding.steps * way
     if rounding.is_coarse:
         found = ((start[n].flatten(), *each.flatten(1)) for n, each in rows.items() if each.is_floating_point())
         rounded = max(rounded, _norm(rounding.caused(*models) for models in found))
-    apart_from = _norm(tensor[0] - model[name] for name, tensor in rows.items())
-    if shared and apart_from <= max(SHARED * way, rounded):
-        return
     for name, tensor in rows.items():
         _compare(module, name, tensor[0], model[name], rounding.number, rounded)
 

@@ -13,18 +13,18 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flsv import ClientEvaluation
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import MinMax
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
-from flsv.metrics import ContributionEstimation, WassersteinContribution
+from flsv.metrics import ClassSpecificShapley, ContributionEstimation, ShadowShapley, WassersteinContribution
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
+from helpers.sites import NAMES, Remotely, Replay, ServerData, assert_same, momentum, shapfed, site
 
 SIZES = {"train": 3, "val": 0, "test": 0}
 
@@ -178,7 +178,10 @@ class Killed(Exception):
     pass
 
 
-def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metrics", [(), (ShadowShapley,)])
+def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
+    tmp_path: Path, metrics: tuple[type[ShadowShapley], ...]
+) -> None:
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -186,15 +189,20 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
             raise Killed
         return reply
 
-    make = partial(shapfed, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2)
-    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4)
+    def make() -> FederatedLoop:
+        more = {kind.__name__: kind() for kind in metrics}
+        kept: Any = {"optimizer_state": "persist", "sampler": UniformSampler(2), "local_epochs": 2}
+        return shapfed(**kept, metrics={"cssv": ClassSpecificShapley(), **more})
+
+    own = ServerData()
+    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, own=own)
     broken = Remotely(tmp_path / "b", make, momentum)
     usual, broken.transport.spoil = broken.transport.spoil, die
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
     with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
-        broken.fit(4, enable_checkpointing=True, callbacks=[saving])
+        broken.fit(4, enable_checkpointing=True, callbacks=[saving], own=own)
     broken.transport.spoil = usual
-    assert_same(broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt"), whole_run)
+    assert_same(broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", own=own), whole_run)
 
 
 @pytest.mark.parametrize(

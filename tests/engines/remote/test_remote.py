@@ -1,6 +1,7 @@
 """A federation of three sites, each of which has its own data, module and Trainer, gives what one process gives."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flsv.aggregation import FedAdam, FedAvg, FedCE
 from flsv.attacks import FalseReports
 from flsv.data import load_image_data
 from flsv.engines.remote import Packet, Site, SitePolicy
+from flsv.engines.remote.visit import SiteVisit
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
@@ -25,9 +27,8 @@ from flsv.metrics import (
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import PowerOfChoice, UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
+from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues, PerFedAvg
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers import sites, slow_except
@@ -151,12 +152,14 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     ("make", "options"),
     [
         (shadows, {}),
-        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)), {}),
+        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
+        (partial(shadows, optimizer_state="persist", uploads=[TopK(0.1)]), {"make_module": momentum}),
+        (partial(shadows, sampler=UniformSampler(2), local_epochs=2), {"make_module": partial(of, Dropping)}),
         (judging, {"client_val": 0.4}),
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path, make: Make, options: Any) -> None:
-    """Sites train their own models beside the global one, one process in fits of their own."""
+    """Sites train coalitions as runs of their own, one process in fits of their own."""
     remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
     local = one_process(tmp_path / "a", make, **options)
     assert torch.equal(remote.state.model(), local.state.model())
@@ -168,18 +171,20 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path
 def test_site_that_sends_the_federations_model_as_its_own_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
 ) -> None:
-    tell = ShadowTraining.end_client
+    leave, model = SiteVisit._leave, []  # the federation's last model that the client has seen
 
-    def lying(self: ShadowTraining, context: Any) -> Any:
-        told = tell(self, context)
-        if context.instruction.client_id == 1:
-            told = {
-                name: torch.cat([rows[:, :1], context.start.expand(len(rows), -1)], 1) for name, rows in told.items()
-            }
-        return told
+    def lying(self: SiteVisit) -> None:
+        leave(self)
+        run, instruction = self._packet.plain["run"], self._instruction
+        if instruction.client_id == 1 and run == runs.setdefault("own", run):
+            model[:] = [instruction.start]
+        elif instruction.client_id == 1:
+            assert self.update is not None
+            self.update = replace(self.update, vector=model[0].clone())
 
+    runs: dict[str, str] = {}
     if lies:
-        monkeypatch.setattr(ShadowTraining, "end_client", lying)
+        monkeypatch.setattr(SiteVisit, "_leave", lying)
     remote = Remotely(tmp_path, shadows).fit(own=ServerData())
     noted: dict[int, set[str]] = {}
     for event in remote.events:

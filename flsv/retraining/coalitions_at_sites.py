@@ -1,0 +1,260 @@
+"""CoalitionsAtSites: a run's sites train coalitions, each as a federation of its members at the same sites."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.core.strategy import FederationInfo, Strategy
+from flsv.engines.remote.clients import RemoteSites
+from flsv.engines.remote.federation import RemoteFederation
+from flsv.engines.remote.messages import Packet
+from flsv.functional.own_models import doubtful_own_models
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import chances_of, cohort_of
+from flsv.server import ContributionMetrics, RoundServer
+from flsv.server.checks import check_names
+from flsv.server.round_server import NoModel
+from flsv.utilities.digest import digest
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+
+#: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
+SAME = 0.01
+
+
+def check_at_sites(config: FederationConfig) -> None:
+    """Check that nothing in a federation asks sites about a coalition's training.
+
+    Raises:
+        ConfigurationError: the aggregator uses a metric that asks.
+    """
+    metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
+    if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
+        raise ConfigurationError(
+            f"ShadowShapley: {config.aggregator!r} uses {list(asking)}, which evaluate models in every round, and no "
+            "coalition at sites can. Leave ShadowShapley out, and use flsv retrain where all data are."
+        )
+
+
+class CoalitionsAtSites(Strategy):
+    """Strategy that lets sites train coalitions, in each round after the sites' training for the run.
+
+    Each coalition has a server, and each of its sites a memory for it, so that a site sees an ordinary run. A site that
+    did not answer in a round of the run takes part in no coalition in this round.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions; those without members and of all clients are not trained.
+        federation: the facts about the federation, with the initial model.
+        engine: the engine of the run.
+        saved: the ``state_dict`` from a checkpoint; None: a new run begins.
+
+    Raises:
+        ConfigurationError: the run's model has changed between two rounds.
+    """
+
+    def __init__(
+        self,
+        masks: Tensor,
+        federation: FederationInfo,
+        engine: RemoteFederation,
+        saved: Mapping[str, Any] | None,
+    ) -> None:
+        self._engine = engine
+        self._masks, self._initial, self._whole = masks, federation.global_vector.clone(), not federation.uploads
+        self._run, self._left = FederationState(), None if saved is None else saved["left"]
+        self._moved = torch.zeros(federation.num_clients, len(self._initial)) if saved is None else saved["moved"]
+        states = {} if saved is None else saved["coalitions"]
+        trained = [mask.nonzero().flatten().tolist() for mask in trained_masks(masks)]
+        self._coalitions = [
+            _Coalition(members, replace(federation, global_vector=self._initial), engine.sites_of, states.get(place))
+            for place, members in enumerate(trained)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the next round needs."""
+        coalitions = {place: coalition.state_dict() for place, coalition in enumerate(self._coalitions)}
+        return {"left": self._left, "moved": self._moved, "coalitions": coalitions}
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        self._run = state
+        return {}
+
+    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
+        self._updates, self._clients = updates, clients
+        self._away = {*self._run.cohort} - self._engine.cohort.heard
+
+    def end_round(self, round: Round) -> None:
+        if self._left is not None and not torch.equal(self._left.to(round.global_vector), round.global_vector):
+            raise ConfigurationError(
+                f"ShadowShapley: the module's weights or buffers have changed before round {round.round_index + 1}, as "
+                "by a hook around an epoch or by validation, and the models of coalitions at sites would not. Let "
+                "hooks leave them as they are, or value the run by flsv retrain."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run's own server has warned; faults of sites are noted
+            packets = [coalition.instruct(self._run, self._away, self._clients) for coalition in self._coalitions]
+            replies = [dict[int, Any]() for _ in packets]
+            while any(packets):  # a site trains one model at a time
+                wave: dict[int, tuple[int, Packet]] = {}
+                for place, waiting in enumerate(packets):
+                    for site in waiting.keys() - wave.keys():
+                        wave[site] = place, waiting.pop(site)
+                exchange = self._coalitions[0].sites.directory.exchange
+                for site, reply in exchange({site: packet for site, (_, packet) in wave.items()}).items():
+                    replies[wave[site][0]][site] = reply
+            for coalition, replied in zip(self._coalitions, replies):
+                coalition.receive(replied, round)
+        self._doubt(round)
+        self._left = round.server_vector
+
+    def _doubt(self, round: Round) -> None:
+        """Note the clients whose model of them alone does not look as if they had trained it."""
+        alone = {each.members[0]: each for each in self._coalitions if len(each.members) == 1}
+        if len(alone) < len(self._moved):
+            return
+        self._moved = self._moved.to(round.global_vector)
+        for update in self._updates:
+            moved, client = (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0), update.client_id
+            self._moved[client] += moved
+            own = alone[client].sent.get(client, update.vector)
+            same = round.round_index == 0 and self._whole  # both are the same training
+            if same and (own - update.vector).norm() > SAME * moved.norm():
+                self._run.note(client, "its own model is not its first update")
+        if round.round_index:
+            models = torch.stack([alone[client].state.model() for client in range(len(self._moved))])
+            known = round.global_vector  # the last model that clients have seen
+            for client, why in doubtful_own_models(models, self._initial.to(known), known, self._moved).items():
+                self._run.note(client, why)
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions:
+        assert round.server_vector is not None
+        models = [coalition.state.model() for coalition in self._coalitions]
+        return models_of(self._masks, self._initial, round.server_vector, models)
+
+
+class _Coalition:
+    """A coalition's run at the sites of its members.
+
+    Attributes:
+        members: ids of the coalition's clients.
+        state: the state of the coalition's federation.
+        sites: its sites.
+        sent: ``{client id: model [P]}``, what the members sent in the last round.
+    """
+
+    def __init__(
+        self,
+        members: list[int],
+        federation: FederationInfo,
+        sites_of: Callable[[FederationState], RemoteSites],
+        saved: Mapping[str, Any] | None,
+    ) -> None:
+        self.members, self.sent, n = members, dict[int, Tensor](), federation.num_clients
+        roles: Mapping[str, Any] = federation.strategies
+        own = {role: roles[role] for role in roles.keys() - {"sampler", "personalizer"}}
+        strategies, read, filters = copy.deepcopy((own, _read_metrics(federation), federation.filters))
+        self._sampler: ClientSampler = roles["sampler"].among(members)
+        self._metrics = ContributionMetrics(read, check_names(strategies), n)
+        self._metrics.reset()
+        self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
+        self._parts = [*strategies.values(), *self._server.filters]
+        unseen = torch.zeros(n, dtype=torch.long)
+        self.state = FederationState(n, federation.seed, participations=unseen, updates_received=unseen.clone())
+        start = federation.global_vector
+        self.state.global_vector = start.clone() if saved is None else saved["model"].to(start)
+        info = replace(
+            federation,
+            global_vector=self.state.model().clone(),
+            strategies={**federation.strategies, **strategies},
+            metrics=read,
+        )
+        if saved is None:
+            for part in self._parts:
+                part.begin(info)
+        else:
+            self._metrics.load_state_dict(saved["metrics"])
+            self.state.load_state_dict(saved["state"])
+            for part, state in zip(self._parts, saved["parts"]):
+                part.load_state_dict(state)
+                part.resume(info)
+        self._metrics.to(start.device)
+        self.sites = sites_of(self.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = [part.state_dict() for part in self._parts]
+        state = {**self.state.state_dict(), "incidents": []}
+        return {"parts": parts, "metrics": self._metrics.state_dict(), "state": state, "model": self.state.model()}
+
+    def instruct(self, run: FederationState, away: set[int], clients: Sequence[Client]) -> dict[int, Packet]:
+        """Begin a round of the coalition: return the messages to its sites."""
+        state, self._clients = self.state, clients
+        state.round_index, state.incidents = run.round_index, run.incidents
+        state.run = state.run or digest([run.run, self.members]).hex()[:16]
+        draw, values = generator_for(state.seed, "cohort", state.round_index), self._metrics.with_priors()
+        drawn = cohort_of(self._sampler, state.num_clients, values, draw, state.round_index, clients, state.model())
+        state.cohort = [client for client in drawn if client not in away]
+        self._chances = partial(chances_of, self._sampler, state.num_clients, values, state.round_index, drawn)
+        self._instructions = self._server.instruct(state.cohort, state)
+        self.sites.discard()
+        return self.sites.packets(self._instructions)
+
+    def receive(self, replies: Mapping[int, Any], round: Round) -> None:
+        """End the round of the coalition, which keeps its model if it gets no other that is finite."""
+        state, server = self.state, self._server
+        updates, broken = self.sites.updates(
+            {site: replies[site] for site in self._instructions}, state.model().device, server.space
+        )
+        self.sent = {update.client_id: update.vector for update in updates}
+        server.send(self._instructions)
+        if updates:
+            matrix = torch.stack([update.vector for update in updates])
+            try:
+                given = matrix, self._instructions, state, self._clients, round.server_data, self._chances, broken
+                own = server.receive(updates, *given)
+                self.sites.count({*own.client_ids.tolist()})
+                state.complete(server.finish(own, state), [*broken, *self.sent])
+            except NoModel:
+                self.sites.discard()
+        self.sites.commit()
+        if round.channel is not None:
+            round.channel.messages += server.channel.messages
+
+
+def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
+    """Return ``{name: metric}`` of the metric whose values the aggregator uses, empty if it uses none."""
+    read = federation.strategies["aggregator"].metric
+    return {name: metric for name, metric in federation.metrics.items() if name == read}
+
+
+def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
+    """Combine coalitions and their models to the trained coalitions of a round, which metrics read.
+
+    Args:
+        masks: bool ``[K, n]``, the members of each coalition, the empty and the full coalition among them.
+        nobody: ``[P]``, the empty coalition's model.
+        everybody: ``[P]``, the full coalition's model.
+        others: the models ``[P]`` of the other coalitions, in the order of ``masks``.
+    """
+    trained, ends = iter(others), {0: nobody, masks.shape[1]: everybody}
+    models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
+
+    def build(index: int, out: Tensor) -> None:
+        out.copy_(models[index])
+
+    return TrainedCoalitions(masks, build)
+
+
+def trained_masks(masks: Tensor) -> Tensor:
+    """Return the rows of ``masks [K, n]`` that are neither the empty nor the full coalition."""
+    sizes = masks.sum(1)
+    return masks[(sizes > 0) & (sizes < masks.shape[1])]
