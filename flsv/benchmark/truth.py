@@ -30,7 +30,6 @@ from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalition
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting
-from flsv.retraining.copied_fits import in_this_process
 from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Piece, Prediction, work_on
 from flsv.retraining.fits_in_processes import Federation as Retrainable
 from flsv.retraining.train_fits import train_fits
@@ -38,7 +37,7 @@ from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import isolated_rngs
-from flsv.utilities.supervisor import supervise
+from flsv.utilities.supervisor import supervise, supervise_fresh
 
 FOLDER = Path(__file__).parent / "truths"
 #: Training seeds of the ground truth; no metric is run with these seeds.
@@ -206,6 +205,6 @@ def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore
             )
             return work_on(piece, Retrainable(federation.trainer(loop), federation.module(), data, measure), folder)
 
-    run: Any = supervise if why_not_fork() is None else partial(in_this_process, data, None)
+    run: Any = supervise if why_not_fork() is None else supervise_fresh
     fits = FitsInProcesses(lambda piece: partial(work, piece), len(samples), cores(), run=run)
     train_fits(fits, samples, members_of(masks), seed, store)

@@ -98,6 +98,8 @@ def retrain_parser() -> ArgumentParser:
     parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
     jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
+    backend = "backend of joblib whose workers train, such as dask; default: processes of this machine"
+    parser.add_argument("--backend", metavar="NAME", help=backend)
     return parser
 
 

@@ -3,6 +3,7 @@
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
     flsv retrain lightning_logs/version_0 --without Lyon
+    DASK_SCHEDULER_ADDRESS=tcp://head:8786 flsv retrain lightning_logs/version_0 --backend dask
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
@@ -32,6 +33,7 @@ never seen these clients' data.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import warnings
 from argparse import Namespace
@@ -42,12 +44,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import joblib
 import torch
 from pandas import DataFrame
 
 from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
 from flsv.cli.parsers import retrain_parser
-from flsv.cli.retrained_run import Facts, Question, in_a_process, told_run, train
+from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -68,7 +71,6 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
-from flsv.utilities.supervisor import Task, supervise
 
 #: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
 LONGER, LEAST_S = 20, 3600.0
@@ -160,8 +162,8 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
             raise ConfigurationError(f"--without {' '.join(names)}: expected some of {listed(facts.clients)}, not all.")
         left_out = [folder for client, folder in enumerate(client_folders(facts.clients)) if client not in members]
         path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
-        task = in_a_process(facts.folder, train, facts, Piece(facts.seed, members, save=path), threads)
-        ((_, fit),) = supervise([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
+        task = partial(train, facts, Piece(facts.seed, members, save=path), threads)
+        ((_, fit),) = in_children([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
         if not isinstance(fit, Fit):
             raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
         score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
@@ -181,10 +183,11 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
     jobs = jobs or (cores() if facts.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
-    def task(piece: Piece | Prediction) -> Task:
-        return in_a_process(facts.folder, train, facts, piece, threads)
+    def task(piece: Piece | Prediction) -> Callable[[], Any]:
+        return partial(train, facts, piece, threads)
 
-    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, None if facts.checkpoint is None else facts.seed)
+    proved_by = None if facts.checkpoint is None else facts.seed
+    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, proved_by, in_children)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -244,6 +247,22 @@ def _terminated() -> Iterator[None]:
         raise Terminated from None
 
 
+@contextmanager
+def _workers_of(backend: str | None) -> Iterator[None]:
+    """Let the workers of a backend of joblib train within this context; Dask's scheduler is the one of its own
+    configuration, such as ``DASK_SCHEDULER_ADDRESS``, else one of this machine."""
+    if backend is None:
+        yield
+        return
+    try:
+        client = importlib.import_module("distributed").Client() if backend == "dask" else nullcontext()
+        configured = joblib.parallel_config(backend)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigurationError(f"--backend {backend}: {error}") from error
+    with client, configured:
+        yield
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = retrain_parser().parse_known_args(list(args))
@@ -251,8 +270,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     silent = quiet or rank > 0
     waiting("flsv retrain: reading the run and its data", silent)
     say, wait = printer(silent), partial(waiting, quiet=silent)
-    without = vars(options).pop("without")
-    with FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(), _terminated():
+    without, backend = vars(options).pop("without"), vars(options).pop("backend")
+    with (
+        _workers_of(backend),
+        FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(),
+        _terminated(),
+    ):
         if without:
             changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
             path = _without(options.run, without, options, changes, torch.get_num_threads())

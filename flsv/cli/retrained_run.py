@@ -1,20 +1,17 @@
 """Functions by which ``flsv retrain`` works on a run's federation: each call runs in a child process of its own.
 
-The command's own process runs none of the user's code, so that its forks are as good as fresh processes, and may use
-CUDA. If it cannot be forked, the call runs in a fresh process, which reads function and arguments from a file.
+The command's own process runs none of the user's code, so that its forks are as good as fresh processes.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -46,7 +43,7 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import has_accelerator, why_not_fork
-from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
+from flsv.utilities.supervisor import ChildFailed, by_workers, supervise, supervise_by_joblib, supervise_fresh
 
 
 @dataclass(frozen=True)
@@ -230,22 +227,14 @@ def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
     return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)
 
 
-def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
-    """Return a task for :func:`flsv.utilities.supervisor.supervise` by which a child process calls a function of this
-    module. The task's answer is the function's result, or the ConfigurationError that the function raises.
-
-    Args:
-        folder: folder for a file with the function's name and arguments, from which a fresh process reads them. A fork
-            needs no file.
-        function: the function.
-        arguments: its arguments.
-    """
-    call = partial(_answer_of, function, *arguments)
+def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
+    """Run tasks in child processes, see :func:`flsv.utilities.supervisor.supervise`; or by the backend of
+    ``joblib.parallel_config``."""
+    if by_workers():
+        return supervise_by_joblib(tasks, jobs, limit_s)
     if why_not_fork() is None and not has_accelerator():  # a fork could not train there
-        return call
-    with NamedTemporaryFile(dir=folder, suffix=".task", delete=False) as file:
-        pickle.dump((function.__name__, arguments), file)
-    return [sys.executable, "-c", FRESH, file.name]
+        return supervise(tasks, jobs, limit_s)
+    return supervise_fresh(tasks, jobs, limit_s, forks=False)
 
 
 def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -272,27 +261,10 @@ def told_run(run: Path, overrides: Sequence[str], question: Question, which: Whi
             scored as ``question`` says.
     """
     with saved_run(run, overrides) as (arguments, seed):
-        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, seed, question, which, bool(overrides))
-        ((_, facts),) = supervise([(None, task)])
+        task = partial(_answer_of, tell, run, arguments, seed, question, which, bool(overrides))
+        ((_, facts),) = in_children([(None, task)])
         if isinstance(facts, ConfigurationError):
             raise facts
         if isinstance(facts, ChildFailed):
             raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {facts}")
         yield facts
-
-
-#: Python code that a fresh process runs, see :func:`in_a_process`.
-FRESH = """
-import sys
-from flsv.cli.command import importing
-with importing():
-    from flsv.cli.retrained_run import answer_file
-answer_file(sys.argv[1])
-"""
-
-
-def answer_file(path: str) -> None:
-    """Call the function in the file ``path``, which :func:`in_a_process` has written, and send its answer to the
-    supervising process."""
-    name, given = pickle.loads(Path(path).read_bytes())
-    answer(_answer_of(globals()[name], *given))

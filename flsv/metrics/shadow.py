@@ -62,7 +62,7 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
     checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
-    of the fit's beginning or, where forks are impossible, copies of the Trainer; ranks divide them. The coalition of
+    of the fit's beginning or, where forks are impossible, fresh; ranks divide them. The coalition of
     all clients is trained for one round, too, and must reach the run's own model of that round. Sites train
     coalitions beside the run, each as a run of its own.
 

@@ -106,8 +106,14 @@ class AfterTheRun:
         store = UtilityStore(
             path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, outputs=predicting, anew=True
         )
-        way = self._beginning.fits(run.trainer.lightning_module, run.data, measures)
-        fits = WholeFits(way, run.data.num_clients, self._initial, self._rounds, self._first, rounding_of(run.trainer))
+        fits = WholeFits(
+            self._beginning.fits,
+            run.data.num_clients,
+            self._initial,
+            self._rounds,
+            self._first,
+            rounding_of(run.trainer),
+        )
         coalitions = members_of(self._masks[2:])
         try:
             train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, _Says())
@@ -155,9 +161,8 @@ class AfterTheRun:
                 "sets, as the time, a file that it writes or a generator of its own does. Seed it, and train again."
             )
         return (
-            f": coalitions were trained by copies of the Trainer and the module, since {self._beginning.no_fork}, and "
-            "a copy is bound to something of the original. Value the run by flsv retrain, or give flsv.retrain a "
-            "function that makes the module."
+            f": coalitions were trained in fresh processes, since {self._beginning.no_fork}, which have no global that "
+            "the program has set. Value the run by flsv retrain."
         )
 
 

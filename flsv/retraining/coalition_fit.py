@@ -1,7 +1,7 @@
 """One coalition's fit: the changes that make a federation's fit the fit of a coalition, and the fit's result.
 
-Copies of a Trainer (:mod:`flsv.retraining.copied_fits`) and forks of a fit (:mod:`flsv.retraining.forked_fits`) are
-changed in the same way: only the coalition's members take part, nothing is shown, no checkpoint or log is written, and
+Forks of a fit (:mod:`flsv.retraining.forked_fits`) and fresh processes (:mod:`flsv.retraining.fresh_fits`) are changed
+in the same way: only the coalition's members take part, nothing is shown, no checkpoint or log is written, and
 callbacks that only watch a run or end it are left out.
 """
 

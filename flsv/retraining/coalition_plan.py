@@ -103,7 +103,7 @@ class CoalitionPlan:
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
         """Keep the state before the fit, so that coalitions can be trained from it after the fit: by a fork of this
-        process or, if that is impossible, by copies of the Trainer and the module.
+        process or, if that is impossible, by pickling.
 
         Returns:
             False in the run's own process. True in a process that was forked later to train a coalition, and whose
@@ -145,9 +145,9 @@ class CoalitionPlan:
             check_at_sites(config)
         elif not self._kept:
             raise ConfigurationError(
-                f"ShadowShapley: to train coalitions after the run, the Trainer, its callbacks and the module are "
-                f"copied before it, since {self._kept.no_fork}; but one of them cannot be copied "
-                f"({self._kept.no_copy}). Leave that out, or leave ShadowShapley out and run flsv retrain afterwards."
+                "ShadowShapley: coalitions are trained in fresh processes after the run, since "
+                f"{self._kept.no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
+                f"({self._kept.not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
             )
 
     def masks(self, num_clients: int) -> Tensor:
@@ -200,8 +200,8 @@ class CoalitionPlan:
         if self._elsewhere:
             text += " trained by the sites, beside their own models"
         else:
-            copies = "" if self._kept.no_fork is None else f" by a copy of the Trainer, since {self._kept.no_fork},"
-            text += f" trained after the run, each by a fit of its own,{copies} which costs {self._cost(masks)}"
+            fresh = "" if self._kept.no_fork is None else f" in a fresh process, since {self._kept.no_fork},"
+            text += f" trained after the run, each by a fit of its own,{fresh} which costs {self._cost(masks)}"
         rank_zero_info(f"{text}.{self._estimated(masks, games)}")
 
     def _estimated(self, masks: Tensor, games: Any) -> str:

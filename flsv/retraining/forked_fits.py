@@ -169,7 +169,7 @@ class ForkedFits:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
-        folder = self._own_files(trainer)
+        folder = own_files(trainer, self._folder)
         held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
         scoring = into_a_coalitions_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
@@ -178,17 +178,18 @@ class ForkedFits:
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
 
-    def _own_files(self, trainer: L.Trainer) -> str | None:
-        """Give this process a view of files of its own, and return None; if that is impossible, forbid it to write, and
-        return a folder into which it may."""
-        folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
-        try:
-            own_view(map(str, folders), self._folder)
-            return None
-        except OSError:
-            folder = tempfile.mkdtemp(dir=self._folder)
-            no_writes(folder)
-            return folder
+
+def own_files(trainer: L.Trainer, root: str) -> str | None:
+    """Give this process a view of files of its own, and return None; if that is impossible, forbid it to write, and
+    return a folder in ``root`` into which it may."""
+    folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
+    try:
+        own_view(map(str, folders), root)
+        return None
+    except OSError:
+        folder = tempfile.mkdtemp(dir=root)
+        no_writes(folder)
+        return folder
 
 
 class _Ends(L.Callback):

@@ -1,4 +1,4 @@
-"""KeptBeginning: the state before a fit, as a fork or as copies, from which coalitions are trained after the run."""
+"""KeptBeginning: the state before a fit, as a fork or pickled, from which coalitions are trained after the run."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Any
 
 import lightning as L
 
-from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import CoalitionFits
-from flsv.retraining.copied_fits import CopiedFits, Spare
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
+from flsv.retraining.fresh_fits import FreshFits
 
 
 class KeptBeginning:
-    """State before a fit: a fork of its process or, if it cannot be forked, copies of the Trainer and the module.
+    """State before a fit: a fork of its process or, if it cannot be forked, the pickled Trainer, module and data.
 
     Attributes:
         forks: the fork, which waits for orders to train coalitions; None if there is none.
         no_fork: the reason why there is no fork; None if there is one, or nothing is kept yet.
-        no_copy: the reason why the Trainer and the module could not be copied, if they could not.
+        not_pickled: the reason why nothing is kept at all.
     """
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
-        self._spare: Spare | None = None
+        self._fresh: FreshFits | None = None
         self.no_fork: str | None = None
-        self.no_copy = ""
+        self.not_pickled = ""
 
     def __bool__(self) -> bool:
-        """Return whether a fork or copies are kept."""
-        return self.forks is not None or self._spare is not None
+        """Return whether the beginning is kept."""
+        return self.forks is not None or self._fresh is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_spare": None, "forks": None}
+        return {**vars(self), "_fresh": None, "forks": None}
 
     def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
-        """Fork the process or copy the Trainer and the module, before the fit changes anything.
+        """Fork the process or pickle the fit, before the fit changes anything.
 
         Args:
             trainer: the Trainer in its ``setup``.
@@ -53,12 +52,12 @@ class KeptBeginning:
             self.forks = ForkedFits(trainer, module, measures)
             return self.forks.begun
         if trainer.current_epoch:
-            self.no_copy = "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
+            self.not_pickled = "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
             return False
         try:
-            self._spare = Spare(trainer, module)
-        except Exception as error:  # a callback or the module cannot be copied: reported if the copy is needed
-            self.no_copy = f"{type(error).__name__}: {error}"
+            self._fresh = FreshFits(trainer, module, measures)
+        except Exception as error:  # reported when it is known that coalitions will be trained
+            self.not_pickled = f"{type(error).__name__}: {error}"
         return False
 
     def close(self) -> None:
@@ -68,21 +67,13 @@ class KeptBeginning:
         self.forks = None
 
     def forget(self) -> None:
-        """Release the fork or the copies: no coalition will be trained after the run."""
+        """Release the beginning: no coalition will be trained after the run."""
         self.close()
-        self._spare = None
+        self._fresh = None
 
-    def fits(
-        self, module: L.LightningModule, data: FederatedDataModule, measures: Mapping[str, str | ModelScore]
-    ) -> CoalitionFits:
-        """Return the object that trains coalitions from the kept state: by forks, or else by copies.
-
-        Args:
-            module: the run's module after its last round.
-            data: the federation's data module.
-            measures: ``{name: performance measure}`` by which models are scored.
-        """
-        if self.forks is not None:
-            return self.forks
-        assert self._spare is not None
-        return CopiedFits(self._spare, module, data, measures)
+    @property
+    def fits(self) -> CoalitionFits:
+        """Return the object that trains coalitions from the kept state."""
+        kept = self.forks or self._fresh
+        assert kept is not None
+        return kept

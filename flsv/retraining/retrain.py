@@ -17,10 +17,11 @@ from flsv._lightning.patches import callbacks_of
 from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
+from flsv.games.coalition_utility import Measure
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
-from flsv.retraining.copied_fits import Spare, in_this_process
 from flsv.retraining.fits_in_processes import UTILITY, Federation, FitsInProcesses, Piece, Prediction, work_on
+from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
 from flsv.retraining.train_coalitions import SEEDS, stored_outputs, train_seeds
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
@@ -28,7 +29,7 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
-from flsv.utilities.supervisor import supervise
+from flsv.utilities.supervisor import by_workers, supervise, supervise_by_joblib, supervise_fresh
 
 
 @checked
@@ -52,9 +53,9 @@ def retrain(
     data. By default each client alone, all but one, and all are trained, with three seeds. The values of other
     coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
     scores if the performance is not computed from outputs. If the process cannot be forked (not on Linux; the trainer
-    uses an accelerator, or the machine has one and the process has trained; other threads run), copies of trainer and
-    module are trained, and a line says so. A copy may still refer to objects of the original, and no run has been
-    trained to compare the copies with; so better give a function that makes the module.
+    uses an accelerator, or the machine has one and the process has trained; other threads run), fresh processes train
+    from what can be pickled, and a line says so. So do the workers of the backend of ``joblib.parallel_config``, such
+    as ``"dask"``, if one is set.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -71,8 +72,7 @@ def retrain(
             cohorts among its members, as many clients as the run draws; ``"all"``: all members train in every round.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of forks that train at once, on one thread each; None: the number of cores. Copies train one
-            after the other.
+        jobs: the number of processes that train at once; None: the number of cores, or 1 on an accelerator.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -112,22 +112,36 @@ def retrain(
         _say(
             "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
         )
-    no_fork = why_not_fork(trainer.strategy.root_device)
-    if no_fork:
-        _say(f"coalitions are trained by copies of the trainer and the module: {no_fork}")
-
-    def work(piece: Piece | Prediction) -> Any:
-        with _seeded(piece.seed), TemporaryDirectory() as folder:
-            made: L.LightningModule = module() if given is None else given  # type: ignore[operator]  # a factory
-            parts = Spare(trainer, made).made() if no_fork else (trainer, made)
-            return work_on(piece, Federation(*parts, data, measure), folder, None, participation)
-
-    run = partial(in_this_process, data, given) if no_fork else supervise
-    trainings = FitsInProcesses(lambda piece: partial(work, piece), data.num_clients, jobs or cores(), run=run)
+    device = trainer.strategy.root_device
+    no_fork = why_not_fork(device)
+    apart, on_cpu = by_workers(), no_fork is None or device.type == "cpu"
+    if no_fork and not apart:
+        _say(f"coalitions are trained in fresh processes: {no_fork}")
+    run: Any = supervise_by_joblib if apart else partial(supervise_fresh, forks=on_cpu) if no_fork else supervise
+    parts = trainer, module, data
+    made = partial(_unpickled, pickled_fit(trainer, (module, data))) if no_fork or apart else lambda: parts
+    task = partial(_work, made, measure, participation)
+    trainings = FitsInProcesses(
+        lambda piece: partial(task, piece), data.num_clients, jobs or (cores() if on_cpu else 1), run=run
+    )
     store = UtilityStore(None, [UTILITY], outputs=stored_outputs(masks, measure))
     found = train_seeds(trainings, data.num_samples.tolist(), which, first, seeds, store, _say)
     columns = {"client": range(data.num_clients), "client_name": data.client_names}
     return DataFrame(columns | found.values())
+
+
+def _work(
+    made: Callable[[], tuple[Any, Any, Any]], measure: Measure, participation: Participation, piece: Piece | Prediction
+) -> Any:
+    with _seeded(piece.seed), TemporaryDirectory() as folder:
+        trainer, module, data = made()
+        module = module if isinstance(module, L.LightningModule) else module()
+        return work_on(piece, Federation(trainer, module, data, measure), folder, None, participation)
+
+
+def _unpickled(data: bytes) -> tuple[Any, Any, Any]:
+    trainer, rest = unpickled_fit(data)
+    return trainer, *rest
 
 
 def _say(text: str) -> None:

@@ -83,7 +83,7 @@ class WholeFits:
     to the run's after its first round. See :class:`flsv.retraining.train_fits.Fits`.
 
     Args:
-        way: the object that trains coalitions, by forks or by copies.
+        way: the object that trains coalitions, in forks or fresh processes.
         num_clients: n, the number of clients.
         initial: the module's ``state_dict`` before the first round.
         rounds: the indices of the rounds after which models are measured, ascending; a coalition trains until the last

@@ -1,9 +1,9 @@
 """Supervisor: runs tasks in child processes, several at once, and returns their answers.
 
-A task is a function, which runs in a fork of this process, or a command line, which runs in a fresh process. A child
-that raises an error, crashes, is killed or takes too long is one named failure, and the others go on. No child outlives
-this process, however it ends (on Linux), and a child runs nothing but its task: no ``atexit`` function, no ``finally``
-block and no destructor of the program that it was forked from.
+A task is a function: :func:`supervise` runs it in a fork of this process, :func:`supervise_fresh` in a fresh process,
+and :func:`supervise_by_joblib` on the machines of a cluster. A child that raises an error, crashes, is killed or takes
+too long is one named failure, and the others go on. No child outlives this process, however it ends (on Linux), and a
+child runs nothing but its task: no ``atexit`` function, no ``finally`` block and no destructor of this program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from tempfile import TemporaryFile
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NoReturn, TypeVar
+
+import cloudpickle
+import joblib
+from joblib._parallel_backends import LokyBackend
+from joblib.parallel import get_active_backend
 
 from flsv.utilities.forks import as_a_child, quiet_fork
 
@@ -80,6 +88,98 @@ def supervise(
                     child.kill()
 
 
+def supervise_fresh(
+    tasks: Iterable[tuple[Name, Callable[[], Any]]],
+    jobs: int = 1,
+    limit_s: float | None = None,
+    forks: bool = True,
+) -> Iterator[tuple[Name, Any]]:
+    """Run tasks as :func:`supervise` does where this process cannot be forked. They cross by cloudpickle.
+
+    Args:
+        tasks: pairs of a name and a function.
+        jobs: the number of processes at once.
+        limit_s: the seconds after which a task is ended; None: there is no limit.
+        forks: whether one fresh process forks itself for each task; False: each task has a fresh process, as those
+            that use an accelerator need.
+    """
+    with TemporaryDirectory() as folder:
+        if not forks:
+            commands = ((name, _command(Path(folder, str(i)), [task])) for i, (name, task) in enumerate(tasks))
+            yield from supervise(commands, jobs, limit_s)
+            return
+        listed = dict(enumerate(tasks))
+        command = _command(Path(folder, "tasks"), [task for _, task in listed.values()], jobs, limit_s)
+        from_child, to_us = Pipe(duplex=False)
+        child = _Child(None, command, None, answer_to=to_us.fileno())
+        to_us.close()
+        try:
+            with ended_by_sigterm() as check:
+                while listed:
+                    while not from_child.poll(POLL_S):
+                        check()
+                    place, found = pickle.loads(from_child.recv_bytes())
+                    yield listed.pop(place)[0], found
+        except EOFError:
+            while not child.ended():
+                time.sleep(POLL_S)
+            failed = child.answer()
+            yield from [(name, failed) for name, _ in listed.values()]
+        finally:
+            from_child.close()
+            child.kill()
+
+
+def by_workers() -> bool:
+    """Return whether ``joblib.parallel_config`` names a backend, such as ``"dask"``, whose workers are to run tasks."""
+    return not isinstance(get_active_backend()[0], LokyBackend)
+
+
+def supervise_by_joblib(
+    tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+) -> Iterator[tuple[Name, Any]]:
+    """Run tasks as :func:`supervise_fresh` does, where the backend of ``joblib.parallel_config`` has its workers."""
+    here = sys.path, os.getcwd()
+    calls = (joblib.delayed(_at_worker)(name, task, limit_s, *here) for name, task in tasks)
+    yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
+
+
+def _at_worker(
+    name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
+) -> tuple[Name, Any]:
+    sys.path[:] = path
+    os.chdir(folder)
+    (found,) = supervise_fresh([(name, task)], limit_s=limit_s, forks=False)
+    return found
+
+
+def _command(path: Path, tasks: Sequence[Callable[[], Any]], *options: Any) -> Sequence[str]:
+    """Write tasks to a file, and return the command line of a fresh process that runs them."""
+    tried = cloudpickle.dumps(tasks)
+    path.write_bytes(pickle.dumps((sys.path, tried, options)))
+    return [sys.executable, "-c", _FRESH, str(path)]
+
+
+#: Code of a fresh process; flsv is imported from where this process has it.
+_FRESH = """
+import pickle, sys
+sys.path[:], tasks, options = pickle.load(open(sys.argv[1], "rb"))
+from flsv.utilities.supervisor import run_fresh
+run_fresh(tasks, *options)
+"""
+
+
+def run_fresh(pickled: bytes, *options: Any) -> None:
+    """Run tasks in this fresh process: the only one itself, or each of several in a fork, with the arguments of
+    :func:`supervise`."""
+    tasks = pickle.loads(pickled)
+    if not options:
+        _work(tasks[0], int(os.environ[ANSWER]))
+    answers = Connection(int(os.environ[ANSWER]), readable=False)
+    for found in supervise(enumerate(tasks), *options):
+        answers.send_bytes(pickle.dumps(found))
+
+
 def answer(value: Any) -> NoReturn:
     """Send this process's answer to its supervisor, and end the process."""
     _send((True, value))
@@ -123,7 +223,7 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
 class _Child:
     """Child process that runs one task, as its supervisor sees it."""
 
-    def __init__(self, name: Any, task: Task, limit_s: float | None) -> None:
+    def __init__(self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None) -> None:
         self.name, self._limit_s = name, limit_s
         self._until = None if limit_s is None else time.monotonic() + limit_s
         self._data = bytearray()
@@ -143,8 +243,8 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, ANSWER: str(write)},
-                pass_fds=[write],
+                env={**os.environ, ANSWER: str(write if answer_to is None else answer_to)},
+                pass_fds=[write, *([] if answer_to is None else [answer_to])],
                 preexec_fn=lambda: as_a_child(parent),
             )
             self._pid = self._process.pid

@@ -233,7 +233,7 @@ def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path
     assert loop.contributions["value"].isfinite().all()
 
 
-def test_retrain_on_the_device_trains_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_retrain_on_the_device_trains_in_fresh_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = []
     for where in ({}, on()):
         caplog.clear()

@@ -220,8 +220,8 @@ def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
     return toy_data(tuple(proportions), server_val=0.3)
 
 
-def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train coalitions by copies of the Trainer, as where the process cannot be forked."""
+def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train coalitions as where the process cannot be forked."""
     for module in ("kept_beginning", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 

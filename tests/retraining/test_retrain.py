@@ -1,11 +1,17 @@
 """flsv.retrain: the values of flsv retrain, of a Trainer, a module and data in Python."""
 
+import os
+import signal
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import joblib
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 
 import flsv
 from flsv import FederatedLoop, Reporting
@@ -37,9 +43,9 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
 ) -> None:
     def module() -> Any:
         weight = torch.randn(8, 6)
@@ -52,12 +58,42 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
         trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
         return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
 
-    if copies:
+    if fresh:
         monkeypatch.setattr("flsv.retraining.retrain.why_not_fork", lambda device: "it is another test")
     found = rows(module)
     assert len(list(tmp_path.iterdir())) == 2
     assert (found["low"] < found["value"]).all()
     assert found["share"].isna().all()  # each alone only ranks
+
+
+@pytest.mark.slow
+def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+
+    def module() -> Any:
+        (tmp_path / "begun").touch()
+        return Manual()
+
+    def rows(folder: str) -> Any:
+        (tmp_path / "begun").unlink(missing_ok=True)
+        trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path / folder, 1)
+        return flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
+
+    expected, killed = rows("here"), list[int]()
+
+    def kill(cluster: Any) -> None:
+        while not (tmp_path / "begun").is_file():  # by the first training
+            time.sleep(0.02)
+        for nanny in list(cluster.workers.values())[:1]:
+            killed.append(nanny.pid)
+            os.kill(nanny.pid, signal.SIGKILL)
+
+    cluster = distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
+        threading.Thread(target=kill, args=(cluster,)).start()
+        found = rows("there")
+    assert killed
+    assert_frame_equal(found, expected)
 
 
 def test_retrain_refuses_fitted_trainers_and_missing_loops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, by_copies, data, shadow_loop
+from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, data, in_fresh_processes, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
 from helpers.recorded import Recorded
@@ -67,10 +67,10 @@ def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> dict[tuple[bool, ...
 def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
-    """In forks, and by copies of the Trainer; the run trains as without them."""
+    """In forks, and in fresh processes; the run trains as without them."""
     make, draw = SAMPLERS[name]
     if copied:
-        by_copies(monkeypatch)
+        in_fresh_processes(monkeypatch)
     module = Reads(network(batch_norm=False, dropout=0.3), adam)
     start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
     plain = copy.deepcopy(module)

@@ -1,0 +1,101 @@
+"""FreshFits: trains coalitions in fresh processes, from the pickled beginning of a fit that cannot be forked.
+
+A fresh process imports the user's modules anew, so a global that the program has set is not there.
+:mod:`flsv.retraining.proof` finds out whether that changes the result.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import cloudpickle
+import lightning as L
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from flsv._lightning.patches import callbacks_of
+from flsv.engines.ranks import FederatedStrategy, ranks_of
+from flsv.games.performance import ModelScore
+from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
+from flsv.retraining.forked_fits import own_files
+from flsv.server.round_server import NoModel
+from flsv.utilities.forks import cores
+from flsv.utilities.supervisor import ChildFailed, supervise_fresh
+
+
+class FreshFits:
+    """Fits of coalitions, each in a fresh process.
+
+    Args:
+        trainer: the Trainer in its ``setup``, before the fit has changed it.
+        module: the module before the first round.
+        measures: ``{name: performance measure}`` by which models are scored.
+
+    Raises:
+        Exception: a part of the Trainer, the module or the data cannot be pickled.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
+        self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
+        self._on_cpu = trainer.strategy.root_device.type == "cpu"
+        self._jobs = cores() if self._on_cpu and ranks_of(trainer).size == 1 else 1
+
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+        """Train the coalitions of ``orders``, and yield each order with its result, or with its error."""
+        with TemporaryDirectory() as folder:
+            fit = partial(_train, self._fit, self._measures, folder)
+            tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
+            for place, found in supervise_fresh(tasks, self._jobs, forks=self._on_cpu):
+                yield orders[place], found
+
+
+def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:
+    """Pickle a Trainer, without what only watches the run, and a module, or a function that makes one."""
+    file = io.BytesIO()
+    _Pickler(file, trainer).dump((trainer, module))
+    return file.getvalue()
+
+
+def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
+    """Return the Trainer and the module that :func:`pickled_fit` has pickled."""
+    trainer, module = pickle.loads(data)
+    callbacks: list[L.Callback] = callbacks_of(trainer)
+    callbacks[:] = [each for each in callbacks if type(each) is not L.Callback]
+    return trainer, module
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickler that puts empty parts in place of loggers, a profiler, callbacks of the run and a strategy of ranks."""
+
+    def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
+        super().__init__(file)
+        held: Any = trainer
+        self._instead: dict[int, Any] = {id(held.profiler): (PassThroughProfiler, ())}
+        self._instead |= {id(logger): (Nowhere, ()) for logger in trainer.loggers}
+        self._instead |= {id(each): (L.Callback, ()) for each in callbacks_of(trainer) if of_the_run(each)}
+        strategy = trainer.strategy
+        if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
+            parts = strategy.root_device, strategy.accelerator, None, strategy.precision_plugin
+            self._instead[id(strategy)] = (SingleDeviceStrategy, parts)
+
+    def reducer_override(self, value: Any) -> Any:
+        return self._instead.get(id(value)) or super().reducer_override(value)
+
+
+def _train(data: bytes, measures: Mapping[str, str | ModelScore], folder: str, order: FitOrder) -> FitResult:
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    trainer, module = unpickled_fit(data)
+    federated: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
+    scoring = into_a_coalitions_fit(trainer, federated, measures, order, own_files(trainer, folder))
+    with suppress(NoModel):  # the last finite model counts
+        trainer.fit(module, federated)
+    return scoring.result()
