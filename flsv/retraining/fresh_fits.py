@@ -45,15 +45,15 @@ class FreshFits:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
-        self._on_cpu = trainer.strategy.root_device.type == "cpu"
-        self._jobs = cores() if self._on_cpu and ranks_of(trainer).size == 1 else 1
+        kind = trainer.strategy.root_device.type
+        self._forks, self._jobs = kind != "cuda", cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions of ``orders``, and yield each order with its result, or with its error."""
         with TemporaryDirectory() as folder:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
-            for place, found in supervise_fresh(tasks, self._jobs, forks=self._on_cpu):
+            for place, found in supervise_fresh(tasks, self._jobs, forks=self._forks):
                 yield orders[place], found
 
 

@@ -117,7 +117,13 @@ def retrain(
     apart, on_cpu = by_workers(), no_fork is None or device.type == "cpu"
     if no_fork and not apart:
         _say(f"coalitions are trained in fresh processes: {no_fork}")
-    run: Any = supervise_by_joblib if apart else partial(supervise_fresh, forks=on_cpu) if no_fork else supervise
+    run: Any = (
+        supervise_by_joblib
+        if apart
+        else partial(supervise_fresh, forks=device.type != "cuda")
+        if no_fork
+        else supervise
+    )
     parts = trainer, module, data
     made = partial(_unpickled, pickled_fit(trainer, (module, data))) if no_fork or apart else lambda: parts
     task = partial(_work, made, measure, participation)
