@@ -71,7 +71,7 @@ class FederatedDataModule(FederationView):
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
             warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
-            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
+            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose

@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
-from flsv.data.labels import Classes, dataset_labels, find_classes
+from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.positive_class import check_positive
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed

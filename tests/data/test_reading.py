@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from flsv.configuration.identity import sample_hashes
-from flsv.data.sources.doubts import codes_in
+from flsv.data.sources.reading import codes_in
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of, dataset_labels
+from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import tensors_of
-from flsv.data.positive_class import in_order, positive_last
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
