@@ -194,15 +194,9 @@ def _split(
     has_val = source.val is not None or source.val_loaders is not None
     options = replace(options, server_val=0.0) if has_val else options
     pool = torch.arange(len(classes.labels)) if source.indices is None else source.indices
-    try:
-        splits = split_federation(
-            classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
-        )
-    except ConfigurationError as error:
-        if options.server_val <= 0.5:
-            raise
-        taken = f"{100 * options.server_val:g} % of the samples (server_val={options.server_val})"
-        raise ConfigurationError(f"{error} The server's validation set takes {taken}: lower it.") from error
+    splits = split_federation(
+        classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
+    )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError(
             "A table of one site alone cannot be encoded, because means and categories are those of all sites: give "

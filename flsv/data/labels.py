@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, entries, own_entries
 from flsv.data.sources.notation import parsed
-from flsv.utilities.errors import ConfigurationError, in_words, listed
+from flsv.utilities.errors import ConfigurationError, listed
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
@@ -164,8 +164,6 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
     """Return the number of classes: the number of names, or the largest label plus one.
 
-    Without names, there is a warning if a class below the largest label has no training sample: it may not exist.
-
     Args:
         labels: labels of the training data, int64 ``[N]``.
         class_names: the source's names of the classes; may be empty.
@@ -189,13 +187,6 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         raise ConfigurationError(
             f"The data: the largest label is {largest}, and there are only {len(present)} different ones: number them "
             "0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
-        )
-    absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
-    if len(absent) and not class_names:
-        rank_zero_warn(
-            f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
-            "the model has outputs, and values per class, for classes that may not exist. Number the classes "
-            "consecutively, or give the training data an attribute `classes` with the names of all."
         )
     return largest + 1
 

@@ -121,7 +121,7 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
             clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
             assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
-            assert "No sample is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
+            assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
     assert 0 < len(lost) < 6
     both = ConcatDataset([HERE, HERE])
@@ -166,9 +166,6 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     assert main(["fit", "--config", str(example), *quick]) == 0
     out = capsys.readouterr().out
     assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match="pip install pyarrow"):
-        ready(str(file), labels="ill")
 
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)

@@ -370,9 +370,8 @@ class CharacterData(CSVData):
         pieces, counts = self._pieces(train)
         groups = self.groups_of(train)
         of = None if groups is None else np.repeat(groups, counts)
-        lost = [] if groups is None else np.setdiff1d(groups, of).tolist()
-        if lost or not len(pieces):
-            whose = f"the texts of {lost[0]!r} ({self.group})" if lost else "all texts"
+        if of is not None and (lost := np.setdiff1d(np.unique(groups), of).tolist()):
+            whose = f"the texts of {lost[0]!r} ({self.group})"
             raise ConfigurationError(
                 f"{train.path}: {whose} are too short for a piece of {self.length + 1} characters. Lower length."
             )

@@ -135,14 +135,14 @@ class TableEncoder:
         if self._classes is not None:
             values = words_of(column)
             labels = pd.Index(self._classes).get_indexer(values)
-            for row in np.flatnonzero(labels < 0):
+            for row in np.flatnonzero(labels < 0).tolist():
                 raise ConfigurationError(
                     f"{table.where(row)}: {values.iloc[row]!r} in target {self.target!r} is none of "
                     f"the {len(self._classes)} classes: {listed(self._classes, 20)}."
                 )
             return torch.from_numpy(labels.astype(np.int64))
         numbers = parsed(column.tolist(), self.columns.decimal, self.columns.thousands)
-        wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
+        wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
         for row in wrong:
             raise ConfigurationError(
                 f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number, as "

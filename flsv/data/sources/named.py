@@ -3,7 +3,6 @@ the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -144,10 +143,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         return folder(place, image_size)
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
-    close = difflib.get_close_matches(name.lower(), DATA_SETS, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigurationError(
-        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
+        f"No data set {name!r} was found. Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
     )
 
@@ -179,9 +176,9 @@ def npz(path: Path) -> SourceData:
     if missing:
         raise ConfigurationError(f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}.")
     kinds = {f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}" for split in splits}
-    if len(kinds) > 1:
+    if len(kinds) > 1:  # 8-bit pixels are scaled, and others are not
         raise ConfigurationError(
-            f"{path}: images are {' and '.join(sorted(kinds))} each. All images need the same shape and type."
+            f"{path}: images are {' and '.join(sorted(kinds))} each: give them one shape and type."
         )
     sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
     train = sets["train"]
@@ -235,10 +232,7 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
         whole = image_folder(path, image_size)
         return SourceData(whole, class_names=tuple(whole.classes))
     splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
-    try:
-        sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{path} has no images as <split>/<class>/*.png: {error}") from error
+    sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.

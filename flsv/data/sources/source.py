@@ -276,19 +276,6 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
 
 
-def _read_parts(given: Mapping[str, Any], reading: Reading, clients: bool) -> dict[str, Any]:
-    """Read each data set in ``given``; raise one ConfigurationError that reports all that cannot be read."""
-    parts, problems = {}, []
-    for name, each in given.items():
-        try:
-            parts[name] = read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
-        except ConfigurationError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-    return parts
-
-
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
@@ -302,7 +289,10 @@ def _own_source(
     """
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
-    parts = _read_parts(train, reading, clients)
+    parts: dict[str, Any] = {
+        name: read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
+        for name, each in train.items()
+    }
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})

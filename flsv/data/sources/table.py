@@ -265,15 +265,12 @@ def _decoded(path: Path, encoding: str | None) -> str:
     Raises:
         ConfigurationError: the file cannot be read or decoded.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    data = path.read_bytes()
     for each in ("utf-8-sig", encoding or "utf-8"):
         try:
             return data.decode(each)
-        except (UnicodeDecodeError, LookupError) as error:
-            place = data.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else 1
+        except UnicodeDecodeError as error:
+            place = data.count(b"\n", 0, error.start) + 1
     raise ConfigurationError(
         f"{path}, line {place}: this is not {encoding or 'UTF-8'}. Save the file in UTF-8, or name its encoding, as of "
         'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
@@ -309,8 +306,6 @@ def read_parquet(path: Path) -> Table:
     """
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
-    except ImportError as error:
-        raise ConfigurationError(f"{path} is read by pyarrow: pip install pyarrow.") from error
     except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
     return replace(frame_table(frame), path=path)
