@@ -67,7 +67,12 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
     from torchvision.datasets import DatasetFolder
 
     if isinstance(dataset, DatasetFolder):
-        _add_files(digest, [Path(dataset.samples[i][0]) for i in indices.tolist()])
+        files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
+        small = sum(file.stat().st_size for file in files) < FILE_BYTES
+        for file in files:
+            # Not the whole path: the same data in another folder are the same.
+            digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
+            digest.update(file.read_bytes() if small else b"")
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
@@ -76,14 +81,6 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
     if read and len(indices):
         digest.update(_read(dataset, int(indices[0])))
     return digest.hexdigest()
-
-
-def _add_files(digest: Any, files: list[Path]) -> None:
-    small = sum(file.stat().st_size for file in files) < FILE_BYTES
-    for file in files:
-        # Not the whole path: the same data in another folder are the same.
-        digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
-        digest.update(file.read_bytes() if small else b"")
 
 
 def _is_numbers(value: Any) -> bool:

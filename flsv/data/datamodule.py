@@ -24,7 +24,6 @@ from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
-from flsv.utilities.arguments import check_kind
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -132,10 +131,11 @@ class FederatedDataModule(FederationView):
         loader: Loader = _LOADER,
     ) -> None:
         super().__init__()
+        check = partial(check_argument, type(self).__name__)
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
-            check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
-        pos_label = check_argument(type(self).__name__, "pos_label", pos_label, str | bool | int | None)
+            check(name, value, kind)
+        batch_size = check("batch_size", batch_size, Count | None)
+        pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns, pos_label)
@@ -143,13 +143,20 @@ class FederatedDataModule(FederationView):
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        _check_clients(clients, source, groups)
+        if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
+            raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
-        check_kind(self, "partitioner", self.partitioner, Partitioner, "a flsv.data.Partitioner")
-        self.corruptions = _checked_corruptions(corruptions, source)
+        self.corruptions = tuple(corruptions or ())
+        check("partitioner", self.partitioner, Partitioner)
+        for corruption in self.corruptions:
+            check("corruptions", corruption, Corruption)
+            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
+                raise ConfigurationError(
+                    f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
+                )
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -325,19 +332,3 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, 
         raise ConfigurationError("columns needs a table and labels, the column to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
     return Reading(files, label, group, as_columns(columns), pos_label)
-
-
-def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
-    if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-        raise ConfigurationError("clients: expected the data of at least 2 clients by name, and no source or groups.")
-
-
-def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
-    found = tuple(corruptions or ())
-    for corruption in found:
-        check_kind("FederatedDataModule", "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
-        if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-            raise ConfigurationError(
-                f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
-            )
-    return found

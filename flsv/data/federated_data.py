@@ -146,18 +146,12 @@ def partition_data(
     check_full_batches(splits, train_options)
     source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
     train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
-    val, classes = _val_loader(source, train, splits.server_val, eval_options), replace(classes, labels=noisy)
-    return FederatedData(
-        train, val, source.test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
-    )
-
-
-def _val_loader(source: SourceData, train: Dataset, server: Tensor, options: dict[str, Any]) -> Any:
-    """Return the loader of the source's validation data, or of the ``server``'s samples of ``train``, or the source's
-    own loaders; None: there are no validation data."""
-    if source.val is not None:
-        return make_loader(source.val, **options)
-    return make_loader(train, server, **options) if len(server) else source.val_loaders
+    val: Any = source.val_loaders
+    if source.val is not None or len(splits.server_val):
+        own = (train, splits.server_val) if source.val is None else (source.val,)
+        val = make_loader(*own, **eval_options)
+    classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity)
+    return FederatedData(train, val, source.test, splits, classes, train_options, eval_options, differs, *also)
 
 
 def _as_read(
@@ -245,8 +239,11 @@ def _corrupted(
     for client in sorted(set().union(*concerned)):
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
-        mine = {place: each for place, each in enumerate(corruptions) if client in concerned[place]}
-        x, y = _corrupted_samples(mine, client, before, true, len(classes.names))
+        x, y = before.clone(), true.clone()
+        for place, each in enumerate(corruptions):
+            if client in concerned[place]:
+                # The position gives two corruptions with the same seed different random numbers.
+                x, y = each(x, y, len(classes.names), generator_for(each.seed, "corruption", place, client))
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)
@@ -272,18 +269,6 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
     if not classes.missing and not torch.equal(last.long(), classes.labels):
         raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
     return [first, *fields]
-
-
-def _corrupted_samples(
-    corruptions: Mapping[int, Corruption], client: int, x: Tensor, y: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor]:
-    """Apply corruptions, given by their position, to a copy of one client's samples."""
-    x, y = x.clone(), y.clone()
-    for position, corruption in corruptions.items():
-        # The position gives two corruptions with the same seed different random numbers.
-        generator = generator_for(corruption.seed, "corruption", position, client)
-        x, y = corruption(x, y, num_classes, generator)
-    return x, y
 
 
 def _without_unknown(

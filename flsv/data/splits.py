@@ -132,8 +132,8 @@ def split_federation(
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
         names = [group_names[group] if group_names else group for group in lost]
         message = (
-            f"No sample is left to {listed(names, show=repr)}: all went to the server's validation set, or were left out "
-            f"(max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
+            f"No sample is left to {listed(names, show=repr)}: all went to the server's validation set or were left "
+            f"out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
         )
         if lost and whole:
             raise ConfigurationError(message)

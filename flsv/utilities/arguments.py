@@ -96,20 +96,6 @@ def rounded_up(number: float) -> str:
     return str(int(f"{rounded:.0f}")) if rounded >= 100 else f"{rounded:.3g}"
 
 
-def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Check that ``value`` is an instance of ``kind``.
-
-    Example:
-        >>> check_kind("Loader", "preload", "no", bool, "True or False")
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: Loader(preload='no'): expected True or False.
-    """
-    if not isinstance(value, kind):
-        who = owner if isinstance(owner, str) else type(owner).__name__
-        raise ConfigurationError(f"{who}({name}={reprlib.repr(value)}): expected {expected}.")
-
-
 def plain_name(name: str, what: str = "name") -> str:
     r"""Return the name if it is a plain file name.
 

@@ -303,9 +303,7 @@ def test_delimiters_are_found_file_by_file(tmp_path):
     data = ready(str(tmp_path), labels="died")
     assert data.column_cards[1].values.tolist() == hospital(0)["crp"].tolist() * 3
     (tmp_path / "Lyon.csv").write_bytes("a;b\nMüller;1;2\n".encode())
-    with pytest.raises(
-        ConfigurationError, match="Lyon.csv, line 2: 3 values, but .* 2 names. A value that contains ';'"
-    ):
+    with pytest.raises(ConfigurationError, match="Lyon.csv, line 2: 3 values, but .* 2 names. A value .*';'"):
         ready(str(tmp_path), labels="died")
 
 

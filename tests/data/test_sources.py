@@ -90,7 +90,7 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": {"a": HERE}}, "the data of at least 2 clients by name"),
+        ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
         (
             {"clients": {"a": HERE, "b": HERE}, "columns": Columns()},

@@ -101,7 +101,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
         (lambda: pd.Series([1, "1"] * 30, dtype=object), r"int in .* and str in .*\"categorical\": \[\"odd\"\]"),
         (lambda: [[1.0]] * 60, "has list in"),
         (lambda: np.arange(60).astype(str).astype(object), "'odd' has 54 different values, more than max_categories"),
-        (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number stored as text"),
+        (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number, but stored as text"),
         (lambda: [1e300, *range(59)], "row 0: 1e.300 in 'odd' is too large"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is not a valid number"),
     ],

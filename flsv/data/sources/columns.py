@@ -14,8 +14,7 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 
 from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
 from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
-from flsv.utilities.arguments import check_kind
-from flsv.utilities.declared import Rules, checked
+from flsv.utilities.declared import Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -157,8 +156,7 @@ else:
 def as_columns(given: GivenColumns) -> Columns:
     """Return ``given`` as ``Columns``: a dictionary is converted, and None becomes the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
-    check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
-    return found
+    return check_argument("columns", "columns", found, Columns)
 
 
 NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
@@ -255,37 +253,21 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
     there = values.notna()
-    kind, numbers = _typed(values) if table.typed else _from_texts(table, values, columns)
-    _check_kind(table, name, values, kind, columns)
+    if table.typed:
+        kind, numbers = _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
+    else:  # each file may have its own notation of numbers
+        parts = [column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)]
+        numbers = pd.Series(np.concatenate(parts))
+        kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
+        numbers = values.map(_TRUTHS) if kind == TRUTH else numbers
+    if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
+        raise _no_kind(table, name, values, columns)
     if kind == WORDS or not numbers[there].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
     _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
-
-
-def _check_kind(table: Table, name: str, values: pd.Series, kind: str | None, columns: Columns) -> None:
-    """Raise ColumnError if ``kind`` is None (values of several kinds, or of an unusable one) or values are dates."""
-    if kind is None or (kind == WORDS and not table.typed and are_dates(values.dropna())):
-        raise _no_kind(table, name, values, columns)
-
-
-def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
-    """Return the kind of a DataFrame's column, None if it has values of several kinds or of an unusable one; and its
-    values as numbers, NaN for each that is not a number."""
-    return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
-
-
-def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return the kind of a column of text files, and its values as numbers, NaN for each that is not a number.
-
-    Each file of the table may have its own notation of numbers."""
-    parts = by_file(table, values)
-    numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
-    there = values.notna()
-    kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
-    return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
 
 
 def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
@@ -348,20 +330,15 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
         return
     row = int(np.flatnonzero(values.isin(like))[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-    if table.typed:
-        raise ColumnError(
-            f"{where} is a number stored as text. Store all numbers of the column as numbers.", {"exclude": [name]}
-        )
-    if len(notations) != 1:
-        found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
-        why = f"several notations are possible ({found})" if found else "others are in another notation"
-        raise ColumnError(
-            f"{where} is a number, but {why}. Write all numbers in the same notation.", {"exclude": [name]}
-        )
-    marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
-    has = " and ".join(marks[option] for option in notations[0])
-    options = ", ".join(f"{option}: {mark!r}" for option, mark in notations[0].items())
-    raise ColumnError(f"{where} has {has} ({options}).", notations[0])
+    found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
+    if len(notations) == 1 and not table.typed:
+        marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
+        has = " and ".join(marks[option] for option in notations[0])
+        raise ColumnError(f"{where} has {has} ({found}).", notations[0])
+    why = f"several notations are possible ({found})" if found else "others are in another notation"
+    why = "stored as text" if table.typed else why
+    message = f"{where} is a number, but {why}. Write all numbers in the same notation, or store them as numbers."
+    raise ColumnError(message, {"exclude": [name]})
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:

@@ -370,10 +370,10 @@ class CharacterData(CSVData):
         pieces, counts = self._pieces(train)
         groups = self.groups_of(train)
         of = None if groups is None else np.repeat(groups, counts)
-        if of is not None and (lost := np.setdiff1d(np.unique(groups), of).tolist()):
-            whose = f"the texts of {lost[0]!r} ({self.group})"
+        for lost in () if groups is None else np.setdiff1d(groups, np.repeat(groups, counts)).tolist():
             raise ConfigurationError(
-                f"{train.path}: {whose} are too short for a piece of {self.length + 1} characters. Lower length."
+                f"{train.path}: the texts of {lost!r} ({self.group}) are too short for a piece of {self.length + 1} "
+                "characters. Lower length."
             )
         self.keep((pieces,), self.split(len(pieces), of), of, None if test is None else self._pieces(test)[:1])
 

@@ -243,14 +243,10 @@ def open_source(
             raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, clients=True)
-    parts = _splits(source)
+    # A pair is training and test data.
+    pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    parts = dict(zip(("train", "test"), source if pair else [source]))
     return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading)
-
-
-def _splits(source: Any) -> dict[str, Any]:
-    """Return ``{"train": source}``; if the source is a pair of data sets, ``{"train": first, "test": second}``."""
-    splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,7 +373,12 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         )
     val, eval_options = None, _options(loader)
     val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
-    if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):
+    if (
+        isinstance(val_loaders, DataLoader)
+        and type(val_loaders.batch_sampler) is BatchSampler
+        and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler)
+        and not makes_own_batches(val_loaders)
+    ):
         val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
     return SourceData(
         loader.dataset,
@@ -398,12 +399,6 @@ def _single(loaders: Any) -> Any:
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders
-
-
-def _reads_in_order(loader: DataLoader) -> bool:
-    batches = loader.batch_sampler
-    in_order = type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
-    return in_order and not makes_own_batches(loader)
 
 
 def makes_own_batches(loader: DataLoader) -> bool:

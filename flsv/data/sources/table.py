@@ -229,8 +229,20 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
         ['slept, then ate', '']
     """
     csv.field_size_limit(_LONGEST)
-    text = _decoded(path, encoding)
-    delimiter = _delimiter_of(text, delimiter)
+    data = path.read_bytes()
+    for each in ("utf-8-sig", encoding or "utf-8"):
+        try:
+            text = data.decode(each)
+            break
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+    else:
+        raise ConfigurationError(
+            f"{path}, line {line}: this is not {encoding or 'UTF-8'}. Save it in UTF-8, or name its encoding, as of "
+            'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
+        )
+    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
+    delimiter = next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
     rows: list[list[str]] = []
     lines: list[int] = []  # of the file, since a value may span several
     try:
@@ -257,35 +269,6 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
             )
     frame = pd.DataFrame(rows, columns=names, index=lines[1:], dtype=object)
     return Table(path, frame)
-
-
-def _decoded(path: Path, encoding: str | None) -> str:
-    """Return the text of a file in UTF-8 or, if it is not, in ``encoding``.
-
-    Raises:
-        ConfigurationError: the file cannot be read or decoded.
-    """
-    data = path.read_bytes()
-    for each in ("utf-8-sig", encoding or "utf-8"):
-        try:
-            return data.decode(each)
-        except UnicodeDecodeError as error:
-            place = data.count(b"\n", 0, error.start) + 1
-    raise ConfigurationError(
-        f"{path}, line {place}: this is not {encoding or 'UTF-8'}. Save the file in UTF-8, or name its encoding, as of "
-        'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
-    )
-
-
-def _delimiter_of(text: str, delimiter: str) -> str:
-    """Return the delimiter of a table: ``delimiter`` if the first line contains it, else another one that it contains.
-
-    Example:
-        >>> _delimiter_of("age;'a, b'", ","), _delimiter_of('age;"a, b"', ","), _delimiter_of("age", ",")
-        (',', ';', ',')
-    """
-    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    return next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
 
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
