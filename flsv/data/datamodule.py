@@ -326,9 +326,7 @@ def _name(given: Any) -> Any:
 
 def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, pos_label: Any) -> Reading:
     """Check that the arguments about reading fit together, and return them as one object."""
-    if columns is not None and isinstance(source, L.LightningDataModule):
-        raise ConfigurationError("columns is for tables, and a data module reads its own: give the table as source.")
-    if columns is not None and not isinstance(labels, str):
-        raise ConfigurationError("columns needs a table and labels, the column to predict.")
+    if columns is not None and (isinstance(source, L.LightningDataModule) or not isinstance(labels, str)):
+        raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
     return Reading(files, label, group, as_columns(columns), pos_label)

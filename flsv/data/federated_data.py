@@ -134,7 +134,7 @@ def partition_data(
     held_out = {"validation": source.val, "test": source.test}
     classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
     if pos_label is not None:
-        check_positive(classes.names, pos_label, classes.missing)
+        check_positive(classes.names, pos_label)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])

@@ -151,10 +151,6 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
     """Return labels that the user gave, as one class per sample or as the name of a column, as int64 ``[N]``."""
     length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
-    if found.size != length or found.ndim == 0:
-        raise ConfigurationError(
-            f"labels needs one class per training sample, [{length}]; got shape {list(found.shape)}."
-        )
     try:
         return torch.from_numpy(whole_numbers(found.reshape(length)))
     except _NoClassError as error:
@@ -286,8 +282,6 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
     why = f"the labels are {distinct} different numbers up to {largest}"
     if found.min() < 0:
         why = "the labels are not classes: some are below 0"
-        if named:
-            raise ConfigurationError(_unusable(train, why))
     elif named or not (_is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))):
         return torch.from_numpy(found.astype(np.int64))
     rank_zero_warn(f"{type(train).__name__}: {why}. They are treated as numbers, since no component needs classes.")
@@ -375,16 +369,8 @@ def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
     return pos_label is None and len(names) == 2 and not _numbers(names)
 
 
-def check_positive(names: Sequence[str], pos_label: Any, missing: str | None) -> None:
-    """Raise ConfigurationError unless there are two classes and class 1 is ``pos_label``.
-
-    Args:
-        names: names of the classes, by number.
-        pos_label: the positive class that the user named.
-        missing: the reason why the data have no classes; None if they have classes.
-    """
-    if missing is not None:
-        raise ConfigurationError(f"pos_label={pos_label!r}: the data have no classes ({missing}).")
+def check_positive(names: Sequence[str], pos_label: Any) -> None:
+    """Raise ConfigurationError unless there are two classes and class 1 is ``pos_label``."""
     positive = named_class(names, pos_label)
     if positive != names[1]:
         raise ConfigurationError(

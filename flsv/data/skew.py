@@ -368,10 +368,4 @@ def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) 
     """Return the matrix as float64 ``[num_clients, num_classes]``, where a row with a single entry has it in every
     column."""
     classes = num_classes or max(map(len, matrix))
-    rows = [list(row) * classes if len(row) == 1 else list(row) for row in matrix]
-    widths = sorted({len(row) for row in rows})
-    if widths != [classes]:
-        raise ConfigurationError(
-            f"ProportionPartitioner: rows of {widths} entries for {classes} classes; give 1 or {classes}."
-        )
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor([list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64)

@@ -174,10 +174,8 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
     ("labels", "message"),
     [
         ("topic", "labels='topic': TensorDataset and its samples have no such field"),
-        ([0, 1], r"one class per training sample, \[40\]; got shape \[2\]"),
         ([-1] * N, r"labels: found values that are not whole numbers from 0 up, 40 of 40, such as -1 at 0"),
         (["cat"] * N, "labels: found <U3"),
-        (True, "labels needs one class per training sample"),
     ],
 )
 def test_labels_that_cannot_be_read_are_refused(labels, message):
@@ -193,11 +191,6 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels, 
     assert warned == ([True] if labels else [])
     with pytest.raises(ConfigurationError):
         ready(source, DirichletPartitioner(2, 1.0), labels=given)
-
-
-def test_negative_labels_with_class_names_are_refused():
-    with pytest.raises(ConfigurationError, match="some are below 0"):
-        ready(Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"]), IIDPartitioner(2))
 
 
 def test_noise_on_the_inputs_needs_no_classes():

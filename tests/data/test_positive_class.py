@@ -158,7 +158,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         with pytest.raises(ConfigurationError, match=message):
             FederatedDataModule(given, IIDPartitioner(2), pos_label=wrong).setup("fit")
     numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
-    with pytest.raises(ConfigurationError, match="the data have no classes"):
+    with pytest.raises(ConfigurationError, match="expected one of two classes"):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 

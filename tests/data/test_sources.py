@@ -46,12 +46,6 @@ def test_arrays_become_tensors_of_torchs_dtypes():
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
         with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
             array_set(np.zeros((3, 1)), y)
-    for x, y, message in (
-        (np.zeros((3, 2)), [1, 2], r"X has 3 entries and y the shape \[2\]"),
-        (np.array([["a"]]), [1], r"X is <U1 \[1, 1\]; expected numbers"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            array_set(x, y)
 
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
@@ -94,7 +88,7 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
         (
             {"clients": {"a": HERE, "b": HERE}, "columns": Columns()},
-            "columns needs a table and labels, the column to predict",
+            "columns needs a table",
         ),
         ({"clients": {"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, "labels": "y"}, "'b' is a table and 'a' is not"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
@@ -106,7 +100,7 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
             r"Client 1 .* has 2 samples",
         ),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
-        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "a data module reads its own"),
+        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "no data module"),
     ],
 )
 def test_sources_with_wrong_options_are_refused(options, message):

@@ -238,8 +238,6 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     if y is None:
         return TensorDataset(inputs)
     targets = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-    if targets.ndim == 0 or len(targets) != len(inputs):
-        raise ConfigurationError(f"(X, y): X has {len(inputs)} entries and y the shape {list(targets.shape)}.")
     if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
         targets = targets[:, 0]
     if targets.dtype.kind in "biu":
@@ -259,8 +257,6 @@ def _inputs(x: Any) -> Tensor:
     found = x.detach().cpu() if isinstance(x, Tensor) else None
     if found is None:
         array = np.asarray(x)
-        if array.ndim == 0 or array.dtype.kind not in "biuf":
-            raise ConfigurationError(f"(X, y): X is {array.dtype} {list(array.shape)}; expected numbers [N, ...].")
         # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array)

@@ -180,10 +180,7 @@ class TableEncoder:
             for name in () if argument == "gaps" and isinstance(named, list) else named:
                 replace(table, together=()).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
-        names = [name for name in self.columns.features or table.frame.columns if name not in taken]
-        if not names:
-            raise ConfigurationError(f"Columns: no column is left from which to predict {self.target!r}.")
-        return names
+        return [name for name in self.columns.features or table.frame.columns if name not in taken]
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
