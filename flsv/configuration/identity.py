@@ -119,14 +119,7 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``.
-
-    Example:
-        >>> files = {"root": "there"}
-        >>> found = config_settings({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
-        >>> {name: text for name, text in found.items() if name not in versions()}
-        {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
-    """
+    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``."""
     settings = versions()
     for section in ("model", "data", "federation", "trainer"):
         for name, value in _leaves(config[section], section) if config.get(section) else ():

@@ -143,20 +143,13 @@ class FederatedDataModule(FederationView):
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-            raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
+        _check_clients(clients, source, groups)
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
-        self.corruptions = tuple(corruptions or ())
         check("partitioner", self.partitioner, Partitioner)
-        for corruption in self.corruptions:
-            check("corruptions", corruption, Corruption)
-            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-                raise ConfigurationError(
-                    f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
-                )
+        self.corruptions = _checked_corruptions(corruptions, source)
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -330,3 +323,19 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, 
         raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
     return Reading(files, label, group, as_columns(columns), pos_label)
+
+
+def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
+    if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
+        raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
+
+
+def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
+    found = tuple(corruptions or ())
+    for corruption in found:
+        check_argument("FederatedDataModule", "corruptions", corruption, Corruption)
+        if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
+            raise ConfigurationError(
+                f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
+            )
+    return found

@@ -27,20 +27,7 @@ from flsv.valuation import FedBary, participants_of, sample_values
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, indices of each client's samples, and options of the loaders.
-
-    Args:
-        train: the training data after corruptions; all indices in ``splits`` refer to them.
-        val: the server's validation loader or loaders; None without validation data.
-        test: the test data; None without test data.
-        splits: indices of the server's and the clients' samples.
-        classes: classes of the training samples by the clients' labels, which corruptions may have changed.
-        train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
-        eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
-        differs: which training samples the corruptions changed, bool ``[N]``.
-        columns: one :class:`ColumnCard` per column of a table, which says how the column is used; empty for other data.
-        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
-    """
+    """Data sets, indices of each client's samples, and options of the loaders."""
 
     train: Dataset
     val: Iterable[Any] | None
@@ -109,26 +96,7 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, choose the loaders' options, and return all
-    this.
-
-    Args:
-        source: the data sets to partition.
-        partitioner: assigns the samples that are not the server's to clients.
-        options: shares of the samples that are set aside for validation and testing.
-        loader: options of the loaders, which take precedence over those of the source.
-        groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
-            has groups.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`; ignored if the source has
-            used it already.
-        pos_label: the user's argument ``pos_label`` of :class:`~flsv.data.FederatedDataModule`.
-        corruptions: changes to some clients' training data.
-        batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
-
-    Raises:
-        ConfigurationError: the data are empty, too few for the settings, without classes although a component needs
-            them, or cannot be corrupted; or a validation or test sample has an input that is not finite.
-    """
+    """Find the classes, partition the samples among server and clients, and choose the loaders' options."""
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
@@ -205,12 +173,7 @@ def _split(
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
-    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch.
-
-    Args:
-        splits: indices of the clients' samples.
-        options: options of the training loaders, with ``batch_size`` and ``drop_last``.
-    """
+    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
@@ -224,12 +187,8 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[Dataset, Tensor, Tensor]:
-    """Apply each corruption, in the given order, to the training samples of the clients that it has chosen.
-
-    Returns:
-        The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
-        corruptions changed, bool ``[N]``.
-    """
+    """Return the data set after the corruptions, each sample's class, int64 ``[N]``, and which samples changed, bool
+    ``[N]``."""
     labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
         return dataset, labels, differs
@@ -256,11 +215,7 @@ def _corrupted(
 
 
 def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
-    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last.
-
-    Raises:
-        ConfigurationError: the data set has no tensors, or its last one is not the labels.
-    """
+    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last."""
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
         raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
@@ -302,17 +257,7 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Let the clients value their training samples, and return the data without the samples that they flag as harmful;
-    validation and test samples are not removed.
-
-    Args:
-        module: the data module of the data.
-        dealt: the partitioned data with all samples.
-        detector: the metric by which clients value and flag their samples; its features must need no model.
-
-    Raises:
-        ConfigurationError: all training samples of a client are flagged.
-    """
+    """Return the data without the training samples that clients flag as harmful."""
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []

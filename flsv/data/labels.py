@@ -40,19 +40,8 @@ class _NoClassError(Exception):
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
-    """Return the class of every sample, int64 ``[N]``.
-
-    Classes are taken from the last tensor of a ``TensorDataset`` or an attribute ``targets`` or ``labels`` of length N,
-    through ``Subset`` and ``ConcatDataset``; otherwise every sample is read once, as ``(x, ..., label)`` or as a
-    dictionary with ``label``, ``labels``, ``target``, ``targets`` or ``y``.
-
-    Raises:
-        ConfigurationError: the label of a sample is not one non-negative whole number.
-
-    Example:
-        >>> dataset_labels(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([4, 5, 6])), [2, 0]))
-        tensor([6, 4])
-    """
+    """Return every sample's class, int64 ``[N]``, from a stored attribute if there is one, else by reading each
+    sample."""
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
     except _NoClassError as error:
@@ -60,15 +49,7 @@ def dataset_labels(dataset: Dataset) -> Tensor:
 
 
 def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
-    """Return the samples' labels ``[N]``. Reading stops at the first sample without a label of the given kinds.
-
-    Args:
-        dataset: map-style data set.
-        kinds: accepted kinds of NumPy types, one letter each, such as ``"biu"`` for whole numbers.
-
-    Raises:
-        _NoClassError: a label is not a single number, or is of another kind.
-    """
+    """Return the labels ``[N]``, of the given letters of NumPy kinds; reading stops at the first sample without."""
     found = _stored_labels(dataset)
     if found is None:
         samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style: has a length
@@ -115,12 +96,7 @@ def _label_of(sample: Any) -> Any:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """Return the classes of a batch's samples, int64 ``[B]``; None unless the batch has one integer label per sample.
-
-    Example:
-        >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
-        tensor([1, 0])
-    """
+    """Return the classes of a batch, int64 ``[B]``; None unless it has one integer per sample."""
     label = _label_of(batch)
     if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
         return None
@@ -129,11 +105,7 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
-    """Return labels ``[N]`` of any type as int64.
-
-    Raises:
-        _NoClassError: a label is not a whole number from 0 up; the message names its position.
-    """
+    """Return labels ``[N]`` of any type as int64."""
     if found.dtype.kind not in "biuf":
         raise _NoClassError(f"found {found.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
@@ -158,22 +130,7 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """Return the number of classes: the number of names, or the largest label plus one.
-
-    Args:
-        labels: labels of the training data, int64 ``[N]``.
-        class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
-            reading the samples.
-
-    Raises:
-        ConfigurationError: a label is not a whole number from 0 up, or the largest one is far above the number of
-            classes.
-
-    Example:
-        >>> count_classes(torch.tensor([0, 1, 2, 0]), (), {"test": TensorDataset(torch.zeros(1, 2), torch.tensor([1]))})
-        3
-    """
+    """Return the number of classes, also of held-out data whose labels need no reading of samples."""
     ready = [data for data in held_out.values() if data is not None and _stored_labels(data) is not None]
     present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
     largest = int(present[-1])
@@ -203,13 +160,7 @@ def class_names_of(dataset: Dataset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of the training samples.
-
-    Args:
-        labels: class of every sample, int64 ``[N]``; all 0 if there are no classes.
-        names: names of the classes.
-        missing: the reason why there are no classes; None if there are classes.
-    """
+    """Classes of the training samples: labels int64 ``[N]`` (all 0 without), names, and why there are none."""
 
     labels: Tensor
     names: tuple[str, ...]
@@ -223,29 +174,7 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """Find the classes of the training samples. If they have none and no component needs classes, all samples form a
-    single class.
-
-    If no component needs classes, only integer labels are treated as classes, because floating-point numbers may be any
-    target.
-
-    Args:
-        train: the training data, with at least one sample.
-        class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
-            reading the samples.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
-        asking: the partitioners, corruptions and other components that need classes.
-
-    Raises:
-        ConfigurationError: a component needs classes and there are none, or the user's ``labels`` are not classes.
-
-    Example:
-        >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.tensor([1, 0, 1])), (), {}).names
-        ('0', '1')
-        >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.rand(3)), (), {})
-        Classes(labels=tensor([0, 0, 0]), names=('samples',), missing='the labels are float32 numbers')
-    """
+    """Find the classes of the training samples; without any, all are one class unless ``asking`` needs classes."""
     try:
         if labels is False:
             raise _NoClassError("labels=False")
@@ -267,16 +196,7 @@ def find_classes(
 
 
 def _integer_labels(train: Dataset, named: bool) -> Tensor:
-    """Return the training samples' labels, int64 ``[N]``, if they are integers that may be classes.
-
-    Args:
-        train: the training data.
-        named: whether the classes have names; then an integer below 0 is an error rather than a number to predict.
-
-    Raises:
-        _NoClassError: the labels are not integers; or they are integers that look like numbers to predict, and a
-            warning says so.
-    """
+    """Return the labels, int64 ``[N]``, if they are integers that may be classes."""
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())
     why = f"the labels are {distinct} different numbers up to {largest}"
@@ -296,12 +216,7 @@ def _unusable(dataset: Dataset, why: str) -> str:
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
-    """Return names of classes in the order of their numbers if all are numbers or truth values, else alphabetically.
-
-    Example:
-        >>> in_order(["10", "+2.5"]), in_order(["TRUE", "false"]), in_order(["10", "2", "unknown"])
-        (('+2.5', '10'), ('false', 'TRUE'), ('10', '2', 'unknown'))
-    """
+    """Return names of classes in the order of their numbers or truth values, else alphabetically."""
     numbers = dict(zip(names, _numbers(names)))
     return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
 
@@ -314,23 +229,7 @@ def _numbers(names: Collection[str]) -> list[float]:
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers; the positive one of two classes is the second.
-
-    Args:
-        names: names of the M classes.
-        counts: number of samples of each class.
-        pos_label: the positive class; None: the larger of two numbers, ``True`` among truth values, else the rarer
-            class, and of two equally frequent ones the second.
-
-    Raises:
-        ConfigurationError: there are not two classes, or none of them is ``pos_label``.
-
-    Example:
-        >>> positive_last(["ja", "nein"], [20, 80]), positive_last(["0", "1"], [20, 80])
-        (('nein', 'ja'), ('0', '1'))
-        >>> positive_last(["ja", "nein"], [20, 80], "nein"), positive_last(["a", "b", "c"], [1, 2, 3])
-        (('ja', 'nein'), ('a', 'b', 'c'))
-    """
+    """Return the names of the classes in the order of their numbers; the positive one of two classes is the second."""
     if pos_label is not None:
         positive = named_class(names, pos_label)
     elif not chosen_by_rarity(names, None):
@@ -341,16 +240,7 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
-    """Return the class name that ``pos_label`` means. The user may have given a number, or a truth value (YAML reads
-    ``yes`` as one).
-
-    Raises:
-        ConfigurationError: there are not two classes, or none of them is ``pos_label``.
-
-    Example:
-        >>> named_class(["no", "yes"], True), named_class(["1", "2"], 2)
-        ('yes', '2')
-    """
+    """Return the class name that ``pos_label`` means, perhaps as a number or YAML's truth value."""
     found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
     if len(names) != 2 or not found:
         raise ConfigurationError(
@@ -360,12 +250,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
 
 
 def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
-    """Return whether :func:`positive_last` chooses the positive class by the number of samples.
-
-    Example:
-        >>> chosen_by_rarity(("nein", "ja"), None), chosen_by_rarity(("nein", "ja"), "ja"), chosen_by_rarity("01", None)
-        (True, False, False)
-    """
+    """Return whether :func:`positive_last` chooses the positive class by the number of samples."""
     return pos_label is None and len(names) == 2 and not _numbers(names)
 
 

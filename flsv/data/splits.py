@@ -71,13 +71,8 @@ class Splits:
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Disjoint sets of sample indices, each a sorted int64 tensor.
-
-    Args:
-        server_val: indices of the server's validation samples; empty if the source has its own validation data.
-        clients: one dictionary per client with the indices of its ``train``, ``val`` and ``test`` samples.
-        names: names of the clients; empty if they have only numbers.
-    """
+    """Sorted indices, int64, of the server's validation samples and of each client's ``train``, ``val`` and
+    ``test``."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
@@ -94,31 +89,8 @@ def split_federation(
     group_names: Sequence[str] = (),
     whole: bool = False,
 ) -> FederatedSplits:
-    """Split the samples ``pool`` among the server and the clients.
-
-    Args:
-        labels: class of every training sample, int64 ``[N]``.
-        num_classes: number of classes.
-        groups: number of every sample's natural group, int64 ``[N]``; None without groups.
-        pool: indices of the samples to use, int64 ``[n]``.
-        partitioner: assigns the samples that are not the server's to clients.
-        options: shares of the validation and test sets, and the seed of the split.
-        group_names: names of the groups, by number; clients that hold whole groups are named after them.
-        whole: whether each group must keep at least one sample at a client.
-
-    Raises:
-        ConfigurationError: the server's validation set or a client's training set would be empty; or, with ``whole``,
-            all samples of a group went to the server or were left out.
-
-    Example:
-        >>> import torch
-        >>> from flsv.data import IIDPartitioner
-        >>> splits = split_federation(
-        ...     torch.zeros(100, dtype=torch.long), 1, None, torch.arange(100), IIDPartitioner(3), Splits()
-        ... )
-        >>> len(splits.server_val), [len(client["train"]) for client in splits.clients]
-        (10, [30, 30, 30])
-    """
+    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients; with ``whole`` each group must keep
+    one."""
     everybody = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
@@ -130,15 +102,7 @@ def split_federation(
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
-        names = [group_names[group] if group_names else group for group in lost]
-        message = (
-            f"No sample is left to {listed(names, show=repr)}: all went to the server's validation set or were left "
-            f"out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
-        )
-        if lost and whole:
-            raise ConfigurationError(message)
-        if lost:
-            rank_zero_warn(message)
+        _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
     called: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
@@ -146,6 +110,17 @@ def split_federation(
     numbered = enumerate(parts, partitioner.first_client)
     clients = [_split_client(client, rest[part], options, called) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), called)
+
+
+def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
+    message = (
+        f"No sample is left to {listed(lost, show=repr)}: all went to the server's validation set or were left out "
+        f"(max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
+    )
+    if lost and whole:
+        raise ConfigurationError(message)
+    if lost:
+        rank_zero_warn(message)
 
 
 def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:

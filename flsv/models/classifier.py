@@ -32,24 +32,7 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Compute class weights for the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
-
-    With M classes and N training samples of all clients together, of which N_c are of class c, the weight of class c is
-    N / (M N_c), or 1 if N_c is 0.
-
-    Args:
-        datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.
-        num_classes: number of classes M.
-
-    Raises:
-        ConfigurationError: the data module does not know the clients' class counts, for example because the data are at
-            other sites.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> balanced_weights(SimpleNamespace(known_class_counts=torch.tensor([[6, 1], [3, 0]])), 2)
-        tensor([0.5556, 5.0000])
-    """
+    """Return N / (M N_c) for each of M classes, float32 ``[M]``, or 1 if N_c is 0."""
     counts = getattr(datamodule, "known_class_counts", None)
     if counts is None or counts.shape[1] != num_classes:
         raise ConfigurationError(
@@ -61,8 +44,7 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made LightningModules. It makes the optimizer and the scheduler, and scores validation and
-    test data in the same way."""
+    """Base class of ready-made LightningModules."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None

@@ -41,12 +41,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling.
-
-    Example:
-        >>> pooled_positions("LeNet5", (1, 28, 28), [(5, 0), (5, 0)])
-        16
-    """
+    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling."""
 
     def after(side: int) -> int:
         for kernel, padding in layers:
@@ -67,11 +62,7 @@ def pooled_positions(
 
 
 def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
-    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples.
-
-    Example:
-        >>> check_output(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "mine", num_classes=10, input_shape=(1, 8, 8))
-    """
+    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     modes = {module: module.training for module in network.modules()}

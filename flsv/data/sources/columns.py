@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -182,14 +182,7 @@ _TO_DAYS = "Convert dates to days (dates: {{{}: days}}), or to days since the da
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """Return the values of a column, with NaN in place of marks of missing values and without white space around words.
-
-    Args:
-        table: the rows.
-        name: name of the column.
-        argument: the argument in which the user gave ``name``, for messages.
-        columns: options of reading, with the marks of missing values.
-    """
+    """Return a column's values, with NaN for marks of missing values and no white space around words."""
     column, marks = table.column(name, argument), columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
@@ -202,12 +195,7 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers.
-
-    Example:
-        >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
-        ['-99', '-99.0', '?']
-    """
+    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers."""
     distinct = set(words.dropna())
     numbers = {number for number in parsed(marks).tolist() if number == number}
     found = distinct.intersection(marks)
@@ -217,33 +205,22 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
     return found
 
 
-def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
-    """Return whether a text file's column has numbers, truth values or words (an empty text without any value).
-
-    Args:
-        texts: the column's values, without missing ones.
-        numbers: the same values as numbers, NaN for each that is not a number.
-    """
-    if not texts or _TRUTHS.keys() >= set(texts):
-        return TRUTH if texts else ""
-    known = np.isfinite(numbers)
+def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
+    """Return a column's kind, None for several or an unusable one, and its values as numbers, NaN for what is none."""
+    if table.typed:
+        return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
+    # Each file may have its own notation of numbers.
+    parts = [column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)]
+    numbers, texts = pd.Series(np.concatenate(parts)), values.dropna()
+    if _TRUTHS.keys() >= set(texts):
+        return TRUTH if len(texts) else "", values.map(_TRUTHS)
+    known = np.isfinite(numbers[values.notna()])
     named = known.all() and any(map(_LEADING_ZERO.fullmatch, texts))
-    return NUMBERS if known.any() and not named else WORDS
+    return NUMBERS if known.any() and not named else WORDS, numbers
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """Return the kind of a column and its values: numbers or words, and NaN for missing values.
-
-    Raises:
-        ColumnError: the column has values of several kinds, such as numbers and words, or of a kind that cannot be a
-            feature, such as dates; or a number is too large for single precision.
-
-    Example:
-        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
-        >>> kind, values = read_column(table, "left", Columns(dates={"left": "came"}))
-        >>> kind, values.tolist()
-        ('days since came', [3.0, nan])
-    """
+    """Return the kind of a column and its values: numbers or words, and NaN for missing values."""
     since = (columns.dates or {}).get(name)
     if since is not None:
         start = np.datetime64(0, "D") if since == DAYS else dates_of(table, since, columns)
@@ -253,13 +230,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
     there = values.notna()
-    if table.typed:
-        kind, numbers = _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
-    else:  # each file may have its own notation of numbers
-        parts = [column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)]
-        numbers = pd.Series(np.concatenate(parts))
-        kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
-        numbers = values.map(_TRUTHS) if kind == TRUTH else numbers
+    kind, numbers = _kind_and_numbers(table, values, columns)
     if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
         raise _no_kind(table, name, values, columns)
     if kind == WORDS or not numbers[there].notna().all():
@@ -342,11 +313,7 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """Return the dates of a column; times with a time zone are converted to UTC.
-
-    Raises:
-        ColumnError: a value is not a date.
-    """
+    """Return a column's dates, in UTC where they have a time zone."""
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):
         found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change

@@ -251,15 +251,7 @@ _WORD = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
-    """Hash the first ``max_words`` words of a text to numbers in 1 .. 2^32 - 1, which are the same on every machine.
-
-    A hash is the CRC-32 of the word in UTF-8. A word is a run of letters, digits and underscores
-    of any script; case and Unicode's compatible forms do not matter.
-
-    Example:
-        >>> hashed_words("Profit rose", 9), hashed_words("PROFIT, rose!", 1)
-        ([4122618561, 2587067636], [4122618561])
-    """
+    """Hash a text's first words, of any script and case, to their CRC-32 in UTF-8, in 1 .. 2^32 - 1."""
     words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
     return [zlib.crc32(word.encode()) or 1 for word in words]
 
@@ -320,15 +312,7 @@ class TextData(CSVData):
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """Cut a text's UTF-8 bytes into pieces that overlap by one: uint8 ``[n, length + 1]``.
-
-    The first ``length`` bytes of a piece predict its last ``length`` bytes, so every byte of the text except the first
-    is predicted once. Bytes at the end that do not fill a piece are left out.
-
-    Example:
-        >>> [bytes(piece).decode() for piece in windows("abcdefgh", 3)]
-        ['abcd', 'defg']
-    """
+    """Cut a text's UTF-8 bytes into pieces that overlap by one, uint8 ``[n, length + 1]``."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     count = max(len(data) - 1, 0) // length
     return data[np.arange(count)[:, None] * length + np.arange(length + 1)]

@@ -129,8 +129,8 @@ class TableEncoder:
             )
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Encode the targets: the index of each row's class, int64 ``[N]``, or float32 ``[N]``, standardized by
-        the rows ``fit``, bool ``[N]``, if the columns say so."""
+        """Return the index of each row's class, int64 ``[N]``, or numbers, float32 ``[N]``, standardized by the rows
+        ``fit``."""
         column = table.column(self.target, "target")
         if self._classes is not None:
             values = words_of(column)
@@ -184,8 +184,7 @@ class TableEncoder:
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
-    """Return the group of each row, ``[N]``: whole numbers, so that 2 is sorted before 10, if all groups are whole
-    numbers without zeros before them; else texts."""
+    """Return each row's group ``[N]``, as numbers, so that 2 is before 10, if none begins with a zero."""
     values = words_of(table.column(name, "group")).fillna("")
     empty = np.flatnonzero(values == "").tolist()
     if empty:
@@ -202,10 +201,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
 def tables_source(
     tables: Mapping[str, Table], held_out: Mapping[str, Table | None], label: str, reading: Reading, clients: bool
 ) -> SourceData:
-    """Return the source of each client's table, or of a single one, and of the tables ``val`` and ``test``.
-
-    It has no features yet: its function ``fitted`` makes them when the clients' training rows are known, on which
-    means, deviations and categories are fitted."""
+    """Return the source of tables; its function ``fitted`` makes the features once the training rows are known."""
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table

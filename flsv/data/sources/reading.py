@@ -22,18 +22,7 @@ _LISTED = 30
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
-    """Read the columns of all tables together, so that every table has the same categories.
-
-    Args:
-        table: rows of all tables, the training rows first.
-        names: names of the columns.
-        fit: bool ``[N]``, the training rows, from which categories are taken.
-        columns: options of reading.
-
-    Raises:
-        ConfigurationError: some columns cannot be used. The message says what is wrong with each column, and suggests
-            options.
-    """
+    """Read the columns of all tables together, so that every table has the same categories."""
     cards: list[ColumnCard] = []
     problems: list[ColumnError] = []
     doubted: list[ColumnError] = []
@@ -89,9 +78,8 @@ _CODES = 3
 
 
 def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield a ColumnError, without raising it, for each doubt about a column: it looks like an identifier, some of its
-    numbers look like sentinels (codes for missing values), or some of its dates are before the date that they are
-    counted from."""
+    """Yield a ColumnError for each doubt: an identifier, sentinels, words of one table, dates before those they count
+    from."""
     if card.categories is None:
         yield from _identifier(table, card, columns)
     elif (message := other_words(table, repr(card.name), card.values)) is not None:
@@ -112,8 +100,7 @@ def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnE
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield a ColumnError if a column has the name of an identifier, such as "patient id", and a different whole number
-    in almost every row of its table."""
+    """Yield a ColumnError for a column called like an identifier, with another whole number in almost every row."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     held = [pd.Series(values).dropna() for values in by_file(table, card.values)]
@@ -126,15 +113,7 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
 def sentinels(
     table: Table, name: str, numbers: pd.Series, values: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Yield a ColumnError if some numbers of a column look like sentinels, codes for a missing value.
-
-    Args:
-        table: the rows, for the message.
-        name: name of the column.
-        numbers: the column's numbers, or its dates as days.
-        values: the same values as they are written in the table.
-        columns: options of reading, with the known marks of missing values.
-    """
+    """Yield a ColumnError if some numbers of a column look like sentinels, codes for a missing value."""
     known = columns.gaps or {}
     codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
     if not codes:
@@ -152,15 +131,8 @@ def sentinels(
 
 
 def codes_in(numbers: pd.Series) -> list[float]:
-    """Return the numbers of a column that look like sentinels: they repeat and lie far from all others, as -999 among
-    ages, or 9 among 1 and 2.
-
-    Example:
-        >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))
-        [-999.0]
-        >>> codes_in(pd.Series([0, 1, 1, 0])), codes_in(pd.Series([1, 2, 9, 1, 2, 9]))
-        ([], [9.0])
-    """
+    """Return the numbers that look like sentinels: they repeat far from all others, as -999 among ages, or 9 among 1
+    and 2."""
     found: list[float] = []
     distinct, times = np.unique(numbers.dropna().to_numpy(dtype=float), return_counts=True)
     counts = pd.Series(times, index=distinct)
@@ -175,17 +147,8 @@ def codes_in(numbers: pd.Series) -> list[float]:
 
 
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
-    """Return whether the smallest or largest numbers of a column look like sentinels of missing values.
-
-    They do if each occurs at least twice and their distance from the other numbers exceeds the range of the others.
-    With at most ``FEW`` other numbers, one of the suspects must also consist of nines (9, -99, 999). With more other
-    numbers, suspects of nines need less distance: half the range if one of them has several characters (-9, 99), and
-    any distance if all suspects are negative and no other number is.
-
-    Args:
-        end: the suspects, the smallest or the largest numbers, as index; how often each occurs, as values.
-        rest: the other numbers of the column, sorted.
-    """
+    """Return whether the numbers at an ``end``, each repeated, are farther from the others than these spread; nines
+    need less."""
     if len(rest) < 2 or end.min() < 2:
         return False
     nines = [word for number in end.index if re.fullmatch(r"-?9+(\.9+)?", word := f"{number:.12g}")]

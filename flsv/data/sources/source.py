@@ -138,29 +138,17 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether a kind of source other than images with splits matches a path or name; its samples can then be
-    those of one client."""
+    """Return whether samples of a path or name can be one client's: any kind but images with splits."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
 def _is_one(path: Path) -> bool:
-    """Return whether a path has a single participant's samples: whether it is a file for which :func:`_is_rows` is
-    True, or a folder that a kind of source of another package matches."""
+    """Return whether a path has one participant's samples: such a file, or a folder that another package reads."""
     return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
 
 
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
-    """Read one data set (of one client, of all clients, or validation or test data) as samples or as a table.
-
-    Args:
-        given: the data, in one of the forms listed in :data:`KINDS`.
-        reading: options of reading.
-        what: words for the data or their owner, with which error messages begin.
-        whole: whether data with splits of their own are accepted, which are then returned as ``SourceData``.
-
-    Raises:
-        ConfigurationError: the data cannot be read, or have no samples.
-    """
+    """Read one data set as samples or a table; with ``whole`` also data with splits of their own."""
     try:
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
@@ -176,10 +164,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Return the path that the user's ``given`` stands for, or ``given`` itself if it is the name of a data set.
-
-    For a client's folder that has a single file of samples, return this file's path. With ``whole``, a path that does
-    not exist is returned as it is; without, it raises a ConfigurationError."""
+    """Return the path that ``given`` means, such as the only file in a client's folder, or the name of a data set."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -194,8 +179,7 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind of source that matches, and repeat this with the result until it is a data set, a
-    table or a ``SourceData``."""
+    """Open data by the first kind of source that matches, again and again until samples or a table are left."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -211,25 +195,7 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
 def open_source(
     source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
 ) -> SourceData:
-    """Open a source, or the data of each client, by the first kind of source that matches.
-
-    Args:
-        source: the user's argument ``source`` of :class:`~flsv.data.FederatedDataModule`.
-        reading: options of reading, for all data.
-        held_out: ``{"val": data, "test": data}``, the user's validation and test data; None for each that is not given.
-        clients: ``{client: data}``, in place of ``source``; None: ``source`` is read.
-
-    Raises:
-        ConfigurationError: the data cannot be read; the message says which forms can be read.
-
-    Example:
-        >>> len(open_source("digits", Reading(), {}).train)
-        1437
-        >>> both = {"Boston": (torch.zeros(2, 3), ["ill", "well"]), "Lyon": (torch.ones(1, 3), ["well"])}
-        >>> data = open_source(None, Reading(), {}, both)
-        >>> data.train.tensors[1], data.groups, data.group_names, data.class_names
-        (tensor([1, 0, 0]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('well', 'ill'))
-    """
+    """Open a source, or the data of each client, by the first kind of source that matches."""
     if clients is not None:
         return _own_source(clients, held_out, reading, clients=True)
     check_lightning(source)
@@ -243,22 +209,18 @@ def open_source(
             raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, clients=True)
-    # A pair is training and test data.
-    pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    parts = dict(zip(("train", "test"), source if pair else [source]))
+    parts = _splits(source)
     return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading)
 
 
+def _splits(source: Any) -> dict[str, Any]:
+    """Return ``{"train": source}``, or ``{"train": first, "test": second}`` of a pair of data sets."""
+    pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    return dict(zip(("train", "test"), source if pair else [source]))
+
+
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}``: each is the user's if there is one, else the source's own, else None.
-
-    Args:
-        given: the user's validation data ``val`` and test data ``test``; None, or no entry, if the user gives none.
-        found: the source's own ``val`` and ``test``.
-
-    Raises:
-        ConfigurationError: the user and the source both have validation data, or both have test data.
-    """
+    """Return ``{"val": data, "test": data}``, the user's or else the source's own."""
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
         raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
@@ -275,14 +237,7 @@ def source_name(source: Any) -> str:
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
-    """Combine the clients' data, or a single data set under any name, into one source.
-
-    Args:
-        train: ``{client: data}``, or ``{name: data}`` of a single data set.
-        held_out: validation data ``val`` and test data ``test``; None for each that is not there.
-        reading: options of reading.
-        clients: whether ``train`` has one entry per client.
-    """
+    """Combine the clients' data, or a single data set under any name, into one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts: dict[str, Any] = {
@@ -310,17 +265,7 @@ def _own_source(
 def _sets_source(
     found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
 ) -> SourceData:
-    """Return a copy of ``found`` with the clients' data sets, concatenated, as training data, and with validation and
-    test data. A class has the same index in all these data sets, see :func:`flsv.data.sources.base.one_numbering`.
-
-    Args:
-        found: the source whose other attributes, such as the loaders' options, are kept.
-        parts: ``{client: data set}``, or a single data set under any name.
-        held: the validation data ``val`` and test data ``test``; None for each that is not there.
-        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer
-            one.
-        clients: whether ``parts`` has one entry per client.
-    """
+    """Return ``found`` with the clients' data sets concatenated, and with validation and test data."""
     sets, rest, classes = one_numbering(parts, held, pos_label)
     ours = all(map(by_name, parts.values()))
     if clients:
@@ -341,12 +286,7 @@ _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
-    """Return the source that has the data sets and options of a data module's training and validation loaders. Call the
-    data module's ``setup("fit")`` before.
-
-    Raises:
-        ConfigurationError: the samples of the training loader cannot be listed, or the loader makes its own batches.
-    """
+    """Return the source of a data module's training and validation loaders, after its ``setup("fit")``."""
     name, loader = type(module).__name__, _single(module.train_dataloader())
     if (
         not isinstance(loader, DataLoader)
@@ -402,15 +342,7 @@ def _single(loaders: Any) -> Any:
 
 
 def makes_own_batches(loader: DataLoader) -> bool:
-    """Return whether a loader's class overrides how ``DataLoader`` makes batches.
-
-    Example:
-        >>> class Twice(DataLoader):
-        ...     def __iter__(self):
-        ...         return (2 * batch for batch in super().__iter__())
-        >>> makes_own_batches(Twice([1, 2])), makes_own_batches(DataLoader([1, 2]))
-        (True, False)
-    """
+    """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
     classes = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
     return any(name in vars(each) for each in classes for name in _BATCHES)
 
