@@ -155,10 +155,8 @@ def test_character_data_cuts_text_into_pieces(make):
     ("kind", "options", "message"),
     [
         (TableData, {"columns": {"exclude": "weight"}}, r"no column 'weight' \(exclude\)"),
-        (TableData, {"columns": {"standardize_target": True}}, "classes have no mean"),
         (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
         (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
-        (TableData, {"rows": [*wards(), "A,thirty,f,plain,0.1,1"]}, "line 42: 'thirty' in 'age' is not a valid number"),
         (TableData, {"rows": ["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"]}, r"no row has a 'ill' \(target\)"),
         (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in target 'label' is none of the 2 classes"),
         (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),

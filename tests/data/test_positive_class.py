@@ -91,19 +91,13 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
     [
         (["a"] * 3 + ["b"] * 7, None, ("b", "a")),
         (["a"] * 7 + ["b"] * 3, None, ("a", "b")),
-        (["a"] * 5 + ["b"] * 5, None, ("a", "b")),
         (["a"] * 7 + ["b"] * 3, "a", ("b", "a")),
         (["0"] * 3 + ["1"] * 7, None, ("0", "1")),
         (["0"] * 3 + ["1"] * 7, 0, ("1", "0")),
-        (["1"] * 7 + ["2"] * 3, None, ("1", "2")),
         (["1"] * 3 + ["2"] * 7, None, ("1", "2")),
-        (["0.0"] * 3 + ["1.0"] * 7, None, ("0.0", "1.0")),
-        (["-1.0"] * 3 + ["1.0"] * 7, None, ("-1.0", "1.0")),
         (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1")),
         (["9"] * 3 + ["10"] * 7, None, ("9", "10")),
         (["false"] * 3 + ["TRUE"] * 7, None, ("false", "TRUE")),
-        (["-1"] * 3 + ["1"] * 7, None, ("-1", "1")),
-        (["False"] * 3 + ["True"] * 7, None, ("False", "True")),
         (["no"] * 7 + ["yes"] * 3, True, ("no", "yes")),
         (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c")),
     ],
@@ -182,8 +176,8 @@ def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
         valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="nein"), ckpt_path=tmp_path / "last.ckpt")
 
 
-@pytest.mark.parametrize("judges", ["server", "clients"])
-def test_coalitions_trained_again_are_scored_by_the_positive_class(judges):
+@pytest.mark.slow
+def test_coalitions_trained_again_are_scored_by_the_positive_class():
     found = []
     for names in (("yes", "no"), ("ja", "nein")):
         data = data_of(arrays(*names), splits=Splits(client_val=0.3))
@@ -192,6 +186,8 @@ def test_coalitions_trained_again_are_scored_by_the_positive_class(judges):
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         loop = FederatedLoop(seed=0, reporting=Reporting(table=False))
         trainer = L.Trainer(max_epochs=2, callbacks=[loop], enable_checkpointing=False, accelerator="cpu", **quiet)
-        found.append(flsv.retrain(trainer, module, data, metric="average_precision", judges=judges, seeds=1)["value"])
+        found.append(
+            flsv.retrain(trainer, module, data, metric="average_precision", judges="clients", seeds=1)["value"]
+        )
     assert found[0].abs().max() > 0
     assert found[0].tolist() == found[1].tolist()
