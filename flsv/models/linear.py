@@ -49,8 +49,6 @@ def pooled_positions(
         return side
 
     _, height, width = image_shape(network, input_shape)
-    if not layers:
-        raise ConfigurationError(f"{network}: channels is empty. Give the output channels of at least one convolution.")
     positions = after(height) * after(width)
     if positions == 0:
         smallest = next(side for side in range(1, 10_000) if after(side) > 0)
