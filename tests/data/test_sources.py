@@ -86,19 +86,11 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
     [
         ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
-        (
-            {"clients": {"a": HERE, "b": HERE}, "columns": Columns()},
-            "columns needs a table",
-        ),
         ({"clients": {"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, "labels": "y"}, "'b' is a table and 'a' is not"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "b": None}}, "client 'b': a NoneType cannot be read as samples"),
         ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
-        (
-            {"clients": {"a": HERE, "b": (X[:2], Y[:2])}, "client_val": 0.4, "client_test": 0.5},
-            r"Client 1 .* has 2 samples",
-        ),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
         ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "no data module"),
     ],
