@@ -182,11 +182,7 @@ class FederatedDataModule(FederationView):
 
     def __repr__(self) -> str:
         made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        if self._dealt is None:
-            return f"{made}: not read yet, call setup()"
-        classes = f"{self.num_classes} classes" if self.no_classes is None else "no classes"
-        samples = f"{int(self.num_samples.sum()):,} training samples"
-        return f"{made}: {self.num_clients} clients with {samples} of {classes}"
+        return made if self._dealt is None else f"{made}: {self.num_samples.tolist()} training samples"
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, GroupPartitioner, OneClient, TableData
+from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, TableData
 from flsv.data.sources import source
 from flsv.data.sources.base import SourceData, array_set
 from flsv.data.sources.source import SOURCES, module_source
@@ -278,7 +278,7 @@ def test_custom_source_with_its_own_splits_cannot_be_one_clients_data():
 
 
 def test_data_module_text_shows_source_partitioner_and_sizes():
-    data = FederatedDataModule("digits")
-    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=5)): not read yet, call setup()"
+    data = FederatedDataModule("digits", IIDPartitioner(2))
+    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2))"
     data.setup("fit")
-    assert str(data).endswith("IIDPartitioner(num_clients=5)): 5 clients with 1,293 training samples of 10 classes")
+    assert str(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2)): [647, 646] training samples"

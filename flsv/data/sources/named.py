@@ -105,13 +105,10 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         >>> len(data.class_names), len(data.train)
         (10, 1437)
     """
-    kind = known_as(name)
-    if kind == "digits":
-        return digits()
-    if kind == "gaussians":
-        return gaussians()
-    if kind is not None:
-        return vision(kind, root, download)
+    if name in KINDS:
+        return vision(name, root, download)
+    if name in ("digits", "gaussians"):
+        return digits() if name == "digits" else gaussians()
     place = find_place(name, root)
     if place is not None and place.is_dir():
         return folder(place, image_size)
