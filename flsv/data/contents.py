@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
 from flsv.data.splits import FederatedSplits
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs
 
@@ -38,45 +39,29 @@ def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str,
 
 
 def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
-    digest = hashlib.sha256()
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
-        for tensor in tensors:
-            _add_rows(digest, tensor, rows)
-        return digest.hexdigest()
+        return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
     while type(dataset) is Subset:
         dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
     from torchvision.datasets import DatasetFolder
 
+    found: list[Any] = []
     if isinstance(dataset, DatasetFolder):
-        _add_files(digest, [Path(dataset.samples[i][0]) for i in indices.tolist()])
+        files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
+        sizes = [file.stat().st_size for file in files]
+        # Not the whole path: the same data in another folder are the same.
+        found += [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
+        found += [sha256(file.read_bytes()).digest() for file in files] if sum(sizes) < FILE_BYTES else []
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
-            digest.update(f"{name}:".encode())
-            _add_rows(digest, torch.as_tensor(held), indices)
-    if read and len(indices):
-        digest.update(_read(dataset, int(indices[0])))
-    return digest.hexdigest()
-
-
-def _add_files(digest: Any, files: list[Path]) -> None:
-    small = sum(file.stat().st_size for file in files) < FILE_BYTES
-    for file in files:
-        # Not the whole path: the same data in another folder are the same.
-        digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
-        digest.update(file.read_bytes() if small else b"")
+            found += [name, torch.as_tensor(held)[indices]]
+    return digest([*found, _read(dataset, int(indices[0])) if read and len(indices) else b""]).hex()
 
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
-
-
-def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
-    digest.update(f"{tensor.dtype}{list(tensor.shape[1:])}{len(rows)}:".encode())
-    for some in rows.split(_ROWS):
-        values = tensor[some.to(tensor.device)].detach().cpu().contiguous()
-        digest.update(values.reshape(-1).view(torch.uint8).numpy())
 
 
 def _read(dataset: Any, index: int) -> bytes:
@@ -84,18 +69,13 @@ def _read(dataset: Any, index: int) -> bytes:
     each worker; empty if two readings differ or fail."""
     twice = []
     for _ in range(2):
-        digest = hashlib.sha256()
         with isolated_rngs(0, "contents"):
             try:
-                sample = copy.copy(dataset)[index]
+                leaves = tree_leaves(copy.copy(dataset)[index])
             except Exception:
                 return b""  # training raises an error that names the sample
-        for leaf in tree_leaves(sample):
-            if isinstance(leaf, _PLAIN):
-                digest.update(f"{type(leaf).__name__}{leaf!r};".encode())
-            elif _is_numbers(leaf):
-                _add_rows(digest, torch.as_tensor(leaf)[None], torch.arange(1))
-        twice.append(digest.digest())
+        known = [leaf for leaf in leaves if isinstance(leaf, _PLAIN) or _is_numbers(leaf)]
+        twice.append(digest([torch.as_tensor(leaf) if _is_numbers(leaf) else leaf for leaf in known]))
     return twice[0] if twice[0] == twice[1] else b""
 
 
