@@ -44,20 +44,25 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
         return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
     while type(dataset) is Subset:
         dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
-    from torchvision.datasets import DatasetFolder
-
-    found: list[Any] = []
-    if isinstance(dataset, DatasetFolder):
-        files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
-        sizes = [file.stat().st_size for file in files]
-        # Not the whole path: the same data in another folder are the same.
-        found += [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
-        found += [sha256(file.read_bytes()).digest() for file in files] if sum(sizes) < FILE_BYTES else []
+    found = _of_files(dataset, indices)
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
             found += [name, torch.as_tensor(held)[indices]]
     return digest([*found, _read(dataset, int(indices[0])) if read and len(indices) else b""]).hex()
+
+
+def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
+    """Return names and sizes of a folder's images and, of small ones, hashes; nothing of other data sets."""
+    from torchvision.datasets import DatasetFolder
+
+    if not isinstance(dataset, DatasetFolder):
+        return []
+    files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
+    sizes = [file.stat().st_size for file in files]
+    # Not the whole path: the same data in another folder are the same.
+    names = [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
+    return [*names, *(sha256(file.read_bytes()).digest() for file in files if sum(sizes) < FILE_BYTES)]
 
 
 def _is_numbers(value: Any) -> bool:
