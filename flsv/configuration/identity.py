@@ -6,9 +6,7 @@ the same.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +24,7 @@ from torchmetrics import Metric, SumMetric
 from flsv.configuration.federation_config import ROLES, FederationConfig
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import seed_or_default
 
@@ -67,7 +66,7 @@ class Identity:
     @property
     def key(self) -> str:
         """Return a hash of settings and samples, 12 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
+        return digest(self.plain()).hex()[:12]
 
     def differences(self, before: Identity) -> list[str]:
         """Describe each setting, and the clients' samples, that differ from those of ``before``."""
@@ -119,14 +118,7 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``.
-
-    Example:
-        >>> files = {"root": "there"}
-        >>> found = config_settings({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
-        >>> {name: text for name, text in found.items() if name not in versions()}
-        {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
-    """
+    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``."""
     settings = versions()
     for section in ("model", "data", "federation", "trainer"):
         for name, value in _leaves(config[section], section) if config.get(section) else ():
@@ -146,11 +138,9 @@ def source_of(made_by: Any) -> str:
     """Return a hash of the source files of a class and its bases, or of a function."""
     kinds = made_by.__mro__ if isinstance(made_by, type) else [made_by]
     own = [kind for kind in kinds if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED]
-    digest = hashlib.sha256()
-    for kind in own:
-        file = inspect.getsourcefile(kind)
-        digest.update(Path(file).read_bytes() if file and Path(file).is_file() else inspect.getsource(kind).encode())
-    return digest.hexdigest()[:12] if own else ""
+    files = [inspect.getsourcefile(kind) for kind in own]
+    codes = [Path(f).read_text() if f and Path(f).is_file() else inspect.getsource(k) for k, f in zip(own, files)]
+    return digest(codes).hex()[:12] if own else ""
 
 
 def described(value: Any, depth: int = 4) -> str:
@@ -193,21 +183,13 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     """Return ``{holder: hash}`` of samples and labels, with a client's id or ``"server"`` as holder."""
     contents = data.content_hashes()
-    result = {"server": _hash(contents["server"], data.server_val_indices)}
+    result = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
         parts = data.dealt_to(client)
         # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
         parts[::2] = [indices - parts[0][:1].sum() for indices in parts[::2]]
-        result[str(client)] = _hash(contents.get(str(client), ""), *parts)
-    return result
-
-
-def _hash(contents: str, *parts: Tensor) -> str:
-    digest = hashlib.sha256(contents.encode())
-    for part in parts:
-        digest.update(f"{len(part)}:".encode())
-        digest.update(part.cpu().long().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+        result[str(client)] = digest([contents.get(str(client), ""), *parts])
+    return {holder: each.hex()[:16] for holder, each in result.items()}
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
 from flsv.data.splits import FederatedSplits
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs
 
@@ -31,98 +32,60 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return ``{participant: hash}`` of the participants' samples, without participants that have no samples.
-
-    Of a ``TensorDataset``, all bytes of the samples are hashed. Of any other data set, those attributes are hashed that
-    are tensors or arrays of the data set's length. Of a folder of images, the names and sizes of all files are hashed,
-    and their bytes if these are fewer than :data:`FILE_BYTES`. Unless the data are tensors, the first sample of
-    :data:`LOOKED_AT` participants is also read, and hashed if reading it twice gives the same sample.
-
-    Args:
-        dataset: map-style data set with the samples of all participants.
-        holders: ``{participant: indices}``, the indices of each participant's samples, int64 ``[n]``.
-
-    Example:
-        >>> data = TensorDataset(torch.arange(6.0).reshape(3, 2))
-        >>> before = content_hashes(data, {"a": torch.tensor([0, 1]), "b": torch.tensor([2])})
-        >>> data.tensors[0][2, 1] = 7.0
-        >>> after = content_hashes(data, {"a": torch.tensor([0, 1]), "b": torch.tensor([2])})
-        >>> before["a"] == after["a"], before["b"] == after["b"]
-        (True, False)
-    """
+    """Return ``{participant: hash}`` of the participants' samples; what is hashed is in docs/reliability.md."""
     held = {name: indices for name, indices in holders.items() if len(indices)}
     every = -(-len(held) // LOOKED_AT)
     return {name: _hash_of(dataset, held[name], place % every == 0) for place, name in enumerate(held)}
 
 
 def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
-    digest = hashlib.sha256()
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
-        for tensor in tensors:
-            _add_rows(digest, tensor, rows)
-        return digest.hexdigest()
+        return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
     while type(dataset) is Subset:
         dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
-    from torchvision.datasets import DatasetFolder
-
-    if isinstance(dataset, DatasetFolder):
-        _add_files(digest, [Path(dataset.samples[i][0]) for i in indices.tolist()])
+    found = _of_files(dataset, indices)
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
-            digest.update(f"{name}:".encode())
-            _add_rows(digest, torch.as_tensor(held), indices)
-    if read and len(indices):
-        digest.update(_read(dataset, int(indices[0])))
-    return digest.hexdigest()
+            found += [name, torch.as_tensor(held)[indices]]
+    return digest([*found, _read(dataset, int(indices[0])) if read and len(indices) else b""]).hex()
 
 
-def _add_files(digest: Any, files: list[Path]) -> None:
-    small = sum(file.stat().st_size for file in files) < FILE_BYTES
-    for file in files:
-        # Not the whole path: the same data in another folder are the same.
-        digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
-        digest.update(file.read_bytes() if small else b"")
+def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
+    """Return names and sizes of a folder's images and, of small ones, hashes; nothing of other data sets."""
+    from torchvision.datasets import DatasetFolder
+
+    if not isinstance(dataset, DatasetFolder):
+        return []
+    files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
+    sizes = [file.stat().st_size for file in files]
+    # Not the whole path: the same data in another folder are the same.
+    names = [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
+    return [*names, *(sha256(file.read_bytes()).digest() for file in files if sum(sizes) < FILE_BYTES)]
 
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
 
 
-def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
-    digest.update(f"{tensor.dtype}{list(tensor.shape[1:])}{len(rows)}:".encode())
-    for some in rows.split(_ROWS):
-        values = tensor[some.to(tensor.device)].detach().cpu().contiguous()
-        digest.update(values.reshape(-1).view(torch.uint8).numpy())
-
-
 def _read(dataset: Any, index: int) -> bytes:
-    """Return the hash of a sample; no bytes if reading it twice gives different samples, or if reading it fails.
-
-    A shallow copy of the data set is read, because a file that it opens at the first reading must be opened anew in
-    each worker process.
-    """
+    """Return the hash of a sample, of a shallow copy of the data set, since a file that it opens must be opened anew in
+    each worker; empty if two readings differ or fail."""
     twice = []
     for _ in range(2):
-        digest = hashlib.sha256()
         with isolated_rngs(0, "contents"):
             try:
-                sample = copy.copy(dataset)[index]
+                leaves = tree_leaves(copy.copy(dataset)[index])
             except Exception:
                 return b""  # training raises an error that names the sample
-        for leaf in tree_leaves(sample):
-            if isinstance(leaf, _PLAIN):
-                digest.update(f"{type(leaf).__name__}{leaf!r};".encode())
-            elif _is_numbers(leaf):
-                _add_rows(digest, torch.as_tensor(leaf)[None], torch.arange(1))
-        twice.append(digest.digest())
+        known = [leaf for leaf in leaves if isinstance(leaf, _PLAIN) or _is_numbers(leaf)]
+        twice.append(digest([torch.as_tensor(leaf) if _is_numbers(leaf) else leaf for leaf in known]))
     return twice[0] if twice[0] == twice[1] else b""
 
 
 def loader_hash(loaders: Any) -> str:
-    """Return the hash of the samples that a loader, or a list of loaders, reads; an empty string if the loaders do not
-    give access to their samples."""
+    """Return the hash of the samples that loaders read; empty if they do not give access to them."""
     parts: list[str] = []
     for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
         if isinstance(loader, TensorBatches):
@@ -145,17 +108,8 @@ def loader_rows(loaders: Any) -> int | None:
 
 
 def not_finite(dataset: Dataset) -> Tensor:
-    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; empty if the data are not
-    tensors.
-
-    Args:
-        dataset: map-style data set; if its samples consist of several tensors, the last one is the target and is not
-            checked.
-
-    Example:
-        >>> not_finite(TensorDataset(torch.tensor([0.0, torch.nan, 1.0]), torch.zeros(3)))
-        tensor([1])
-    """
+    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; a last tensor of several is
+    the target."""
     tensors, rows = tensors_of(dataset, None)
     held = tensors or ()
     inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
@@ -169,21 +123,8 @@ def not_finite(dataset: Dataset) -> Tensor:
 
 
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
-    """Refuse validation and test samples whose inputs are not finite; warn of such training samples.
-
-    An evaluation on such a sample would give a meaningless score. Training continues with it, as it would in a real
-    federation: the client is left out, and named, in rounds in which its update is not finite, and ``drop_flagged``
-    leaves out the sample.
-
-    Args:
-        train: the training data that ``splits`` refer to.
-        splits: indices of the samples of the server and of each client.
-        held_out: ``{name: data set}`` of the source's own validation and test data.
-
-    Raises:
-        ConfigurationError: a validation or test sample has a non-finite input; the message names the set and the
-            sample.
-    """
+    """Refuse validation and test samples whose inputs are not finite, and warn of such training samples, whose clients
+    are left out by name in their rounds."""
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}
     for client, parts in enumerate(splits.clients):

@@ -141,12 +141,7 @@ class Corruption(ClientChoice, ABC):
 
 
 def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw ``rate * count`` (rounded, halves up) different indices from 0 .. ``count`` - 1 at random, int64 ``[n]``.
-
-    Example:
-        >>> len(draw_share(10, 0.25, torch.Generator().manual_seed(0)))
-        3
-    """
+    """Draw ``rate * count`` (halves up) different indices of 0 .. ``count`` - 1, int64 ``[n]``."""
     return torch.randperm(count, generator=generator)[: int(rate * count + 0.5)]
 
 

@@ -24,7 +24,6 @@ from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
-from flsv.utilities.arguments import check_kind
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -71,7 +70,7 @@ class FederatedDataModule(FederationView):
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
             warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
-            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
+            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
@@ -132,10 +131,11 @@ class FederatedDataModule(FederationView):
         loader: Loader = _LOADER,
     ) -> None:
         super().__init__()
+        check = partial(check_argument, type(self).__name__)
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
-            check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
-        pos_label = check_argument(type(self).__name__, "pos_label", pos_label, str | bool | int | None)
+            check(name, value, kind)
+        batch_size = check("batch_size", batch_size, Count | None)
+        pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns, pos_label)
@@ -148,7 +148,7 @@ class FederatedDataModule(FederationView):
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
-        check_kind(self, "partitioner", self.partitioner, Partitioner, "a flsv.data.Partitioner")
+        check("partitioner", self.partitioner, Partitioner)
         self.corruptions = _checked_corruptions(corruptions, source)
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
@@ -182,11 +182,7 @@ class FederatedDataModule(FederationView):
 
     def __repr__(self) -> str:
         made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        if self._dealt is None:
-            return f"{made}: not read yet, call setup()"
-        classes = f"{self.num_classes} classes" if self.no_classes is None else "no classes"
-        samples = f"{int(self.num_samples.sum()):,} training samples"
-        return f"{made}: {self.num_clients} clients with {samples} of {classes}"
+        return made if self._dealt is None else f"{made}: {self.num_samples.tolist()} training samples"
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
@@ -319,23 +315,21 @@ def _name(given: Any) -> Any:
 
 def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, pos_label: Any) -> Reading:
     """Check that the arguments about reading fit together, and return them as one object."""
-    if columns is not None and isinstance(source, L.LightningDataModule):
-        raise ConfigurationError("columns is for tables, and a data module reads its own: give the table as source.")
-    if columns is not None and not isinstance(labels, str):
-        raise ConfigurationError("columns needs a table and labels, the column to predict.")
+    if columns is not None and (isinstance(source, L.LightningDataModule) or not isinstance(labels, str)):
+        raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
     return Reading(files, label, group, as_columns(columns), pos_label)
 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
     if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-        raise ConfigurationError("clients: expected the data of at least 2 clients by name, and no source or groups.")
+        raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
 
 
 def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
     found = tuple(corruptions or ())
     for corruption in found:
-        check_kind("FederatedDataModule", "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
+        check_argument("FederatedDataModule", "corruptions", corruption, Corruption)
         if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
             raise ConfigurationError(
                 f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."

@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
-from flsv.data.labels import Classes, dataset_labels, find_classes
+from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.positive_class import check_positive
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
@@ -28,20 +27,7 @@ from flsv.valuation import FedBary, participants_of, sample_values
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, indices of each client's samples, and options of the loaders.
-
-    Args:
-        train: the training data after corruptions; all indices in ``splits`` refer to them.
-        val: the server's validation loader or loaders; None without validation data.
-        test: the test data; None without test data.
-        splits: indices of the server's and the clients' samples.
-        classes: classes of the training samples by the clients' labels, which corruptions may have changed.
-        train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
-        eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
-        differs: which training samples the corruptions changed, bool ``[N]``.
-        columns: one :class:`ColumnCard` per column of a table, which says how the column is used; empty for other data.
-        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
-    """
+    """Data sets, indices of each client's samples, and options of the loaders."""
 
     train: Dataset
     val: Iterable[Any] | None
@@ -110,32 +96,13 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, choose the loaders' options, and return all
-    this.
-
-    Args:
-        source: the data sets to partition.
-        partitioner: assigns the samples that are not the server's to clients.
-        options: shares of the samples that are set aside for validation and testing.
-        loader: options of the loaders, which take precedence over those of the source.
-        groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
-            has groups.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`; ignored if the source has
-            used it already.
-        pos_label: the user's argument ``pos_label`` of :class:`~flsv.data.FederatedDataModule`.
-        corruptions: changes to some clients' training data.
-        batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
-
-    Raises:
-        ConfigurationError: the data are empty, too few for the settings, without classes although a component needs
-            them, or cannot be corrupted; or a validation or test sample has an input that is not finite.
-    """
+    """Find the classes, partition the samples among server and clients, and choose the loaders' options."""
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
     classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
     if pos_label is not None:
-        check_positive(classes.names, pos_label, classes.missing)
+        check_positive(classes.names, pos_label)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
@@ -147,18 +114,12 @@ def partition_data(
     check_full_batches(splits, train_options)
     source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
     train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
-    val, classes = _val_loader(source, train, splits.server_val, eval_options), replace(classes, labels=noisy)
-    return FederatedData(
-        train, val, source.test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
-    )
-
-
-def _val_loader(source: SourceData, train: Dataset, server: Tensor, options: dict[str, Any]) -> Any:
-    """Return the loader of the source's validation data, or of the ``server``'s samples of ``train``, or the source's
-    own loaders; None: there are no validation data."""
-    if source.val is not None:
-        return make_loader(source.val, **options)
-    return make_loader(train, server, **options) if len(server) else source.val_loaders
+    val: Any = source.val_loaders
+    if source.val is not None or len(splits.server_val):
+        own = (train, splits.server_val) if source.val is None else (source.val,)
+        val = make_loader(*own, **eval_options)
+    classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity)
+    return FederatedData(train, val, source.test, splits, classes, train_options, eval_options, differs, *also)
 
 
 def _as_read(
@@ -195,15 +156,9 @@ def _split(
     has_val = source.val is not None or source.val_loaders is not None
     options = replace(options, server_val=0.0) if has_val else options
     pool = torch.arange(len(classes.labels)) if source.indices is None else source.indices
-    try:
-        splits = split_federation(
-            classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
-        )
-    except ConfigurationError as error:
-        if options.server_val <= 0.5:
-            raise
-        taken = f"{100 * options.server_val:g} % of the samples (server_val={options.server_val})"
-        raise ConfigurationError(f"{error} The server's validation set takes {taken}: lower it.") from error
+    splits = split_federation(
+        classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
+    )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError(
             "A table of one site alone cannot be encoded, because means and categories are those of all sites: give "
@@ -218,12 +173,7 @@ def _split(
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
-    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch.
-
-    Args:
-        splits: indices of the clients' samples.
-        options: options of the training loaders, with ``batch_size`` and ``drop_last``.
-    """
+    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
@@ -237,12 +187,8 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[Dataset, Tensor, Tensor]:
-    """Apply each corruption, in the given order, to the training samples of the clients that it has chosen.
-
-    Returns:
-        The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
-        corruptions changed, bool ``[N]``.
-    """
+    """Return the data set after the corruptions, each sample's class, int64 ``[N]``, and which samples changed, bool
+    ``[N]``."""
     labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
         return dataset, labels, differs
@@ -252,8 +198,11 @@ def _corrupted(
     for client in sorted(set().union(*concerned)):
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
-        mine = {place: each for place, each in enumerate(corruptions) if client in concerned[place]}
-        x, y = _corrupted_samples(mine, client, before, true, len(classes.names))
+        x, y = before.clone(), true.clone()
+        for place, each in enumerate(corruptions):
+            if client in concerned[place]:
+                # The position gives two corruptions with the same seed different random numbers.
+                x, y = each(x, y, len(classes.names), generator_for(each.seed, "corruption", place, client))
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)
@@ -266,11 +215,7 @@ def _corrupted(
 
 
 def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
-    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last.
-
-    Raises:
-        ConfigurationError: the data set has no tensors, or its last one is not the labels.
-    """
+    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last."""
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
         raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
@@ -279,18 +224,6 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
     if not classes.missing and not torch.equal(last.long(), classes.labels):
         raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
     return [first, *fields]
-
-
-def _corrupted_samples(
-    corruptions: Mapping[int, Corruption], client: int, x: Tensor, y: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor]:
-    """Apply corruptions, given by their position, to a copy of one client's samples."""
-    x, y = x.clone(), y.clone()
-    for position, corruption in corruptions.items():
-        # The position gives two corruptions with the same seed different random numbers.
-        generator = generator_for(corruption.seed, "corruption", position, client)
-        x, y = corruption(x, y, num_classes, generator)
-    return x, y
 
 
 def _without_unknown(
@@ -324,17 +257,7 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Let the clients value their training samples, and return the data without the samples that they flag as harmful;
-    validation and test samples are not removed.
-
-    Args:
-        module: the data module of the data.
-        dealt: the partitioned data with all samples.
-        detector: the metric by which clients value and flag their samples; its features must need no model.
-
-    Raises:
-        ConfigurationError: all training samples of a client are flagged.
-    """
+    """Return the data without the training samples that clients flag as harmful."""
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []

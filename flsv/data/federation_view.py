@@ -19,7 +19,7 @@ from flsv.data.sources.base import ColumnCard, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import listed
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -123,12 +123,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         """Return the sorted indices of a client's samples in the source's training data, int64 ``[n]``."""
-        clients = self._data.splits.clients
-        if not 0 <= client < len(clients) or split not in clients[client]:
-            raise ConfigurationError(
-                f"client {client}, split {split!r}: clients are 0 .. {len(clients) - 1}, splits train, val and test."
-            )
-        return clients[client][split]
+        return self._data.splits.clients[client][split]
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         """Return a client's labels after corruptions, int64 ``[n]`` in the order of :meth:`client_indices`; all 0

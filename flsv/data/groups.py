@@ -19,23 +19,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return the number of each sample's natural group, int64 ``[N]``, and the groups' names, in sorted order; return
-    ``(None, ())`` if there are no groups.
-
-    Args:
-        dataset: the training data; an attribute ``group_kind`` is the noun for one of its groups, such as ``"school"``.
-        groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` or of a field of its
-            samples that has these entries; None: the attribute ``groups``, if there is one.
-
-    Raises:
-        ConfigurationError: neither the data set nor its samples have the name ``groups``, the number of entries is not
-            the number of samples, or an entry is None or NaN.
-
-    Example:
-        >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2))
-        >>> named_groups(data, [7, 3, 7])
-        (tensor([1, 0, 1]), ('group 3', 'group 7'))
-    """
+    """Return each sample's group, int64 ``[N]``, and the groups' names, sorted; ``(None, ())`` without groups."""
     kind = "group"
     if groups is None:
         groups = entries(dataset, lambda part: own_entries(part, "groups"))
@@ -64,43 +48,13 @@ _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Return the words for a client in a sentence: its number, and its name unless that is the number.
-
-    Args:
-        client: number of the client.
-        names: names of all clients; empty if they have none.
-        noun: the word before the number, such as ``"Client"`` at the beginning of a sentence.
-
-    Example:
-        >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
-        ('client 1', 'client 1', "client 1 ('Lyon')")
-    """
+    """Return the words for a client in a sentence: its number, and its name unless that is the number."""
     name = names[client] if client < len(names) else str(client)
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
 def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
-    """Raise an error, or warn, if names differ only in spelling: if they are equal numbers, or words that are equal up
-    to case, white space and a full stop.
-
-    Such names of classes raise an error. For names of categories and clients (``refuse=False``) there is only a
-    warning.
-
-    Args:
-        names: the names to compare.
-        where: the origin of the names, with which the message begins.
-        refuse: whether to raise an error rather than to warn.
-
-    Raises:
-        ConfigurationError: with ``refuse``, two names differ only in spelling.
-
-    Example:
-        >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like spellings of one name: use \
-the same spelling everywhere.
-    """
+    """Raise an error, or warn, if names are equal numbers, or words equal up to case, white space and a full stop."""
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
@@ -123,22 +77,7 @@ def _meaning(name: str) -> Any:
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """Make client names from keys, folders or groups: each name is on one line and is not just a number.
-
-    A number gets a word before it, ``"school 7"``, because school 7 is rarely client 7.
-
-    Args:
-        values: the keys, folders or groups, strings or numbers.
-        kind: the word before a number. With ``"group"`` or ``"site"``, values 0 .. n-1 stay numbers, because they are
-            the clients' numbers.
-
-    Raises:
-        ConfigurationError: a name has no printable character, or two names are equal.
-
-    Example:
-        >>> plain_names(["Sankt  Anna", 7, "08"], "ward")
-        ('Sankt Anna', 'ward 7', 'ward 08')
-    """
+    """Make client names of one line; a number gets the word ``kind`` before it, because school 7 is rarely client 7."""
     values = list(values)
     if kind in ("group", "site") and list(map(str, values)) == list(map(str, range(len(values)))):
         return tuple(map(str, values))
@@ -152,18 +91,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Return for each client a name made of its groups' names, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
-
-    Args:
-        parts: indices of each client's samples, int64 ``[n]``.
-        groups: number of every sample's group, int64 ``[N]``.
-        names: names of the groups, by number.
-
-    Example:
-        >>> import torch
-        >>> names_of_parts([torch.tensor([0, 3]), torch.tensor([1, 2])], torch.tensor([2, 0, 0, 1]), ("a", "b", "c"))
-        ('b + c', 'a')
-    """
+    """Return clients' names made of their groups', such as ``"Boston + Lyon + 3 more"``."""
     found: list[str] = []
     for part in parts:
         held = [names[group] for group in groups[part].unique().tolist()]
@@ -176,13 +104,8 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
-    """Return one entry for each sample of a data set, such as its label; None if ``find`` returns None.
-
-    Args:
-        dataset: the data set; if ``find`` returns None for it, the data sets inside a ``Subset`` or ``ConcatDataset``
-            are searched.
-        find: function that returns the entries of a data set, or None if it has none.
-    """
+    """Return what ``find`` returns for a data set, or for those inside a ``Subset`` or ``ConcatDataset``, one per
+    sample."""
     if (found := find(dataset)) is not None:
         return found
     if isinstance(dataset, Subset):
@@ -207,17 +130,7 @@ def own_entries(dataset: Dataset, name: str) -> Any:
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """Read one value per sample: from an attribute of the data set or, without one, from a field of each sample.
-
-    Args:
-        dataset: map-style data set; its samples are read if it has no attribute ``name``.
-        name: name of the attribute, or of a key or an attribute of the samples; ``"meta.site"`` is the field ``site``
-            of the field ``meta``.
-        argument: the argument in which the user gave ``name``, for the message.
-
-    Raises:
-        ConfigurationError: neither the data set nor its samples have the name.
-    """
+    """Read one value per sample, from an attribute of the data set or a field of each sample (``"meta.site"``)."""
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
         # For mypy: a map-style data set has a length.

@@ -1,24 +1,32 @@
-"""Functions that read the samples' classes once, when data are partitioned, if possible without decoding images.
+"""The samples' classes, read once when data are partitioned, if possible without decoding images, and the positive one
+of two classes.
 
 Only some components need classes: partitioners and corruptions that use labels, and metrics per class. If the data have
 no classes (texts, images with masks, regression targets, graphs, inputs alone), all samples belong to one class, so
 that counts per client and class are counts per client.
+
+The positive class, to which average precision, F1 and similar scores refer, always has the number 1, so that every
+score of class 1 is its score. If flsv numbers the classes (words, folders of images), the class that ``pos_label``
+names gets the number 1, by default the rarer class. If both names are numbers, the larger number is positive, and of
+truth values ``True``. Labels that are numbers and no texts stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, entries, own_entries
-from flsv.utilities.errors import ConfigurationError, in_words
+from flsv.data.sources.notation import parsed
+from flsv.utilities.errors import ConfigurationError, listed
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
@@ -32,19 +40,8 @@ class _NoClassError(Exception):
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
-    """Return the class of every sample, int64 ``[N]``.
-
-    Classes are taken from the last tensor of a ``TensorDataset`` or an attribute ``targets`` or ``labels`` of length N,
-    through ``Subset`` and ``ConcatDataset``; otherwise every sample is read once, as ``(x, ..., label)`` or as a
-    dictionary with ``label``, ``labels``, ``target``, ``targets`` or ``y``.
-
-    Raises:
-        ConfigurationError: the label of a sample is not one non-negative whole number.
-
-    Example:
-        >>> dataset_labels(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([4, 5, 6])), [2, 0]))
-        tensor([6, 4])
-    """
+    """Return every sample's class, int64 ``[N]``, from a stored attribute if there is one, else by reading each
+    sample."""
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
     except _NoClassError as error:
@@ -52,15 +49,7 @@ def dataset_labels(dataset: Dataset) -> Tensor:
 
 
 def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
-    """Return the samples' labels ``[N]``. Reading stops at the first sample without a label of the given kinds.
-
-    Args:
-        dataset: map-style data set.
-        kinds: accepted kinds of NumPy types, one letter each, such as ``"biu"`` for whole numbers.
-
-    Raises:
-        _NoClassError: a label is not a single number, or is of another kind.
-    """
+    """Return the labels ``[N]``, of the given letters of NumPy kinds; reading stops at the first sample without."""
     found = _stored_labels(dataset)
     if found is None:
         samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style: has a length
@@ -107,12 +96,7 @@ def _label_of(sample: Any) -> Any:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """Return the classes of a batch's samples, int64 ``[B]``; None unless the batch has one integer label per sample.
-
-    Example:
-        >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
-        tensor([1, 0])
-    """
+    """Return the classes of a batch, int64 ``[B]``; None unless it has one integer per sample."""
     label = _label_of(batch)
     if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
         return None
@@ -121,11 +105,7 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
-    """Return labels ``[N]`` of any type as int64.
-
-    Raises:
-        _NoClassError: a label is not a whole number from 0 up; the message names its position.
-    """
+    """Return labels ``[N]`` of any type as int64."""
     if found.dtype.kind not in "biuf":
         raise _NoClassError(f"found {found.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
@@ -143,10 +123,6 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
     """Return labels that the user gave, as one class per sample or as the name of a column, as int64 ``[N]``."""
     length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
-    if found.size != length or found.ndim == 0:
-        raise ConfigurationError(
-            f"labels needs one class per training sample, [{length}]; got shape {list(found.shape)}."
-        )
     try:
         return torch.from_numpy(whole_numbers(found.reshape(length)))
     except _NoClassError as error:
@@ -154,24 +130,7 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """Return the number of classes: the number of names, or the largest label plus one.
-
-    Without names, there is a warning if a class below the largest label has no training sample: it may not exist.
-
-    Args:
-        labels: labels of the training data, int64 ``[N]``.
-        class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
-            reading the samples.
-
-    Raises:
-        ConfigurationError: a label is not a whole number from 0 up, or the largest one is far above the number of
-            classes.
-
-    Example:
-        >>> count_classes(torch.tensor([0, 1, 2, 0]), (), {"test": TensorDataset(torch.zeros(1, 2), torch.tensor([1]))})
-        3
-    """
+    """Return the number of classes, also of held-out data whose labels need no reading of samples."""
     ready = [data for data in held_out.values() if data is not None and _stored_labels(data) is not None]
     present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
     largest = int(present[-1])
@@ -181,13 +140,6 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         raise ConfigurationError(
             f"The data: the largest label is {largest}, and there are only {len(present)} different ones: number them "
             "0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
-        )
-    absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
-    if len(absent) and not class_names:
-        rank_zero_warn(
-            f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
-            "the model has outputs, and values per class, for classes that may not exist. Number the classes "
-            "consecutively, or give the training data an attribute `classes` with the names of all."
         )
     return largest + 1
 
@@ -208,13 +160,7 @@ def class_names_of(dataset: Dataset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of the training samples.
-
-    Args:
-        labels: class of every sample, int64 ``[N]``; all 0 if there are no classes.
-        names: names of the classes.
-        missing: the reason why there are no classes; None if there are classes.
-    """
+    """Classes of the training samples: labels int64 ``[N]`` (all 0 without), names, and why there are none."""
 
     labels: Tensor
     names: tuple[str, ...]
@@ -228,29 +174,7 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """Find the classes of the training samples. If they have none and no component needs classes, all samples form a
-    single class.
-
-    If no component needs classes, only integer labels are treated as classes, because floating-point numbers may be any
-    target.
-
-    Args:
-        train: the training data, with at least one sample.
-        class_names: the source's names of the classes; may be empty.
-        held_out: ``{name: data set}`` of validation and test data, whose labels count, too, if they can be read without
-            reading the samples.
-        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
-        asking: the partitioners, corruptions and other components that need classes.
-
-    Raises:
-        ConfigurationError: a component needs classes and there are none, or the user's ``labels`` are not classes.
-
-    Example:
-        >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.tensor([1, 0, 1])), (), {}).names
-        ('0', '1')
-        >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.rand(3)), (), {})
-        Classes(labels=tensor([0, 0, 0]), names=('samples',), missing='the labels are float32 numbers')
-    """
+    """Find the classes of the training samples; without any, all are one class unless ``asking`` needs classes."""
     try:
         if labels is False:
             raise _NoClassError("labels=False")
@@ -272,23 +196,12 @@ def find_classes(
 
 
 def _integer_labels(train: Dataset, named: bool) -> Tensor:
-    """Return the training samples' labels, int64 ``[N]``, if they are integers that may be classes.
-
-    Args:
-        train: the training data.
-        named: whether the classes have names; then an integer below 0 is an error rather than a number to predict.
-
-    Raises:
-        _NoClassError: the labels are not integers; or they are integers that look like numbers to predict, and a
-            warning says so.
-    """
+    """Return the labels, int64 ``[N]``, if they are integers that may be classes."""
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())
     why = f"the labels are {distinct} different numbers up to {largest}"
     if found.min() < 0:
         why = "the labels are not classes: some are below 0"
-        if named:
-            raise ConfigurationError(_unusable(train, why))
     elif named or not (_is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))):
         return torch.from_numpy(found.astype(np.int64))
     rank_zero_warn(f"{type(train).__name__}: {why}. They are treated as numbers, since no component needs classes.")
@@ -300,3 +213,52 @@ def _unusable(dataset: Dataset, why: str) -> str:
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
         "`targets`, as the last element of each sample, or as labels=[...]."
     )
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Return names of classes in the order of their numbers or truth values, else alphabetically."""
+    numbers = dict(zip(names, _numbers(names)))
+    return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
+
+
+def _numbers(names: Collection[str]) -> list[float]:
+    """Return names as numbers, truth values as 0 and 1; an empty list if a name is neither."""
+    truths = {"false": "0", "true": "1"}
+    numbers = parsed(truths.get(name.casefold(), name) for name in names)
+    return [] if np.isnan(numbers).any() else numbers.tolist()
+
+
+def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
+    """Return the names of the classes in the order of their numbers; the positive one of two classes is the second."""
+    if pos_label is not None:
+        positive = named_class(names, pos_label)
+    elif not chosen_by_rarity(names, None):
+        return in_order(names) if len(names) == 2 else tuple(names)
+    else:
+        positive = names[0] if counts[0] < counts[1] else names[1]
+    return *(name for name in names if name != positive), positive
+
+
+def named_class(names: Sequence[str], pos_label: Any) -> str:
+    """Return the class name that ``pos_label`` means, perhaps as a number or YAML's truth value."""
+    found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
+    if len(names) != 2 or not found:
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."
+        )
+    return found[0]
+
+
+def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
+    """Return whether :func:`positive_last` chooses the positive class by the number of samples."""
+    return pos_label is None and len(names) == 2 and not _numbers(names)
+
+
+def check_positive(names: Sequence[str], pos_label: Any) -> None:
+    """Raise ConfigurationError unless there are two classes and class 1 is ``pos_label``."""
+    positive = named_class(names, pos_label)
+    if positive != names[1]:
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}: in these data {positive!r} is class 0, and class 1 is positive. Labels that are "
+            "numbers stay as they are: swap 0 and 1, or give the labels as words."
+        )

@@ -137,17 +137,8 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors from whose rows batches can be gathered, and the indices of the rows to read.
-
-    Args:
-        dataset: map-style data set.
-        indices: indices of the samples to read, int64 ``[n]``; None: all samples.
-        collate_fn: makes a batch of a list of samples; None: torch's default.
-
-    Returns:
-        ``(tensors, rows)``, where ``rows`` is None for all rows; ``(None, None)`` if samples have to be read one by
-        one.
-    """
+    """Return the tensors from which batches are gathered and the rows to read (None: all); ``(None, None)`` if samples
+    are read one by one."""
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
         outer = torch.as_tensor(dataset.indices, dtype=torch.long)
@@ -175,30 +166,7 @@ class _Shuffled(Sampler[int]):
 def preload(
     dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
 ) -> TensorDataset:
-    """Read all samples of ``dataset`` into memory, so that batches are gathered without Python code per sample.
-
-    This is for data sets that decode or transform a sample each time it is read, always with the same result. Random
-    augmentation would be frozen at its first draw; do it in a module's ``on_after_batch_transfer`` instead.
-
-    Args:
-        dataset: map-style data set whose samples are tuples of equally shaped tensors or numbers.
-        collate_fn: function that turns a list of samples into a tuple of tensors; None: torch's default.
-        num_workers: number of processes that read samples.
-
-    Raises:
-        ConfigurationError: the samples do not collate to a tuple of tensors.
-
-    Example:
-        >>> class Squares(torch.utils.data.Dataset):
-        ...     def __len__(self):
-        ...         return 3
-        ...     def __getitem__(self, index):
-        ...         return torch.tensor([float(index)]), index**2
-        >>> preload(Squares()).tensors
-        (tensor([[0.],
-                [1.],
-                [2.]]), tensor([0, 1, 4]))
-    """
+    """Read all samples into memory, as tensors; random augmentation is frozen at its first draw."""
     if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
     batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
@@ -219,19 +187,8 @@ _DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> list[Any]:
-    """Return the random generators that objects hold in attributes, lists, tuples and dictionaries, each generator
-    once.
-
-    Attributes of the objects' classes are searched, too (such as MONAI's ``R``). A generator is found if at most four
-    objects lie between a data set and the generator.
-
-    Example:
-        >>> class Cropped(torch.utils.data.Dataset):
-        ...     def __init__(self):
-        ...         self.transforms = [np.random.RandomState(3)]
-        >>> len(held_generators(Cropped()))
-        1
-    """
+    """Return the random generators that objects hold in attributes, lists and dictionaries, also those of their classes
+    (such as MONAI's ``R``)."""
     found: dict[int, Any] = {}
     deepest: dict[int, int] = {}
 
@@ -260,8 +217,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Seed each generator with a seed of its own, derived from ``seed``, the generator's position among ``generators``,
-    and ``path``, such as the number of a worker process."""
+    """Seed each generator by ``seed``, its position, and ``path``, such as a worker's number."""
     for place, generator in enumerate(generators):
         derived = derive_seed(seed, "held generator", place, *path)
         if isinstance(generator, np.random.RandomState):
@@ -287,14 +243,7 @@ class SeededLoader(DataLoader):
 
 
 def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
-    """Seed the random generators in a worker process, so that their copies in several workers draw different numbers.
-
-    Args:
-        holders: the data set and the ``collate_fn``, which may hold generators.
-        seed: seed of the loader.
-        init: the user's ``worker_init_fn``, which is called afterwards; None without one.
-        worker: number of the worker.
-    """
+    """Seed the random generators in a worker process, then call the user's ``init``."""
     seed_held(held_generators(*holders), seed, worker)
     if init is not None:
         init(worker)

@@ -125,15 +125,7 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive pieces, one per entry of ``shares``, whose sizes are these shares of the whole.
-
-    Sizes are rounded such that a size differs from its exact share by less than one. If the shares sum to 1, every
-    index is in a piece; if they sum to less, the last indices are in none.
-
-    Example:
-        >>> [len(piece) for piece in cut(torch.arange(10), torch.tensor([0.5, 0.25, 0.25]))]
-        [5, 3, 2]
-    """
+    """Cut ``indices`` into consecutive pieces by ``shares``, each within one of its exact size."""
     ends = (shares.double().cumsum(0) * len(indices)).round().long().clamp(max=len(indices))
     return list(indices[: int(ends[-1])].tensor_split(ends[:-1]))
 

@@ -263,12 +263,7 @@ class ProportionPartitioner(Partitioner):
         )
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Return each client's number of samples of each class, int64 ``[num_clients, num_classes]``.
-
-        Args:
-            entries: the matrix, float64 ``[num_clients, num_classes]``.
-            available: number of samples of each class in the data, int64 ``[num_classes]``, which is never exceeded.
-        """
+        """Return each client's number of samples of each class, int64 ``[num_clients, num_classes]``."""
         if self.of == "class":
             ends = (entries.cumsum(0) * available).round().long().minimum(available)
             return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
@@ -349,17 +344,7 @@ class LongTail(Partitioner):
 def _by_class(
     labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """Divide the samples of each class among the clients, in random order.
-
-    Args:
-        labels: class of every sample, int64 ``[N]``.
-        classes: the classes to divide.
-        generator: generator of the random order.
-        split: function ``split(class, indices of its samples)`` that returns the clients' parts of these indices.
-
-    Returns:
-        Indices of each client's samples, int64 ``[n]``.
-    """
+    """Divide each class's samples among the clients by ``split(class, indices)``, in random order."""
     pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
     return [torch.cat(parts) for parts in zip(*pieces)]
 
@@ -368,10 +353,4 @@ def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) 
     """Return the matrix as float64 ``[num_clients, num_classes]``, where a row with a single entry has it in every
     column."""
     classes = num_classes or max(map(len, matrix))
-    rows = [list(row) * classes if len(row) == 1 else list(row) for row in matrix]
-    widths = sorted({len(row) for row in rows})
-    if widths != [classes]:
-        raise ConfigurationError(
-            f"ProportionPartitioner: rows of {widths} entries for {classes} classes; give 1 or {classes}."
-        )
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor([list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64)

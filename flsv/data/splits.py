@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition import Partitioner, shuffled
-from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
@@ -73,13 +71,8 @@ class Splits:
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Disjoint sets of sample indices, each a sorted int64 tensor.
-
-    Args:
-        server_val: indices of the server's validation samples; empty if the source has its own validation data.
-        clients: one dictionary per client with the indices of its ``train``, ``val`` and ``test`` samples.
-        names: names of the clients; empty if they have only numbers.
-    """
+    """Sorted indices, int64, of the server's validation samples and of each client's ``train``, ``val`` and
+    ``test``."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
@@ -96,61 +89,33 @@ def split_federation(
     group_names: Sequence[str] = (),
     whole: bool = False,
 ) -> FederatedSplits:
-    """Split the samples ``pool`` among the server and the clients.
-
-    Args:
-        labels: class of every training sample, int64 ``[N]``.
-        num_classes: number of classes.
-        groups: number of every sample's natural group, int64 ``[N]``; None without groups.
-        pool: indices of the samples to use, int64 ``[n]``.
-        partitioner: assigns the samples that are not the server's to clients.
-        options: shares of the validation and test sets, and the seed of the split.
-        group_names: names of the groups, by number; clients that hold whole groups are named after them.
-        whole: whether each group must keep at least one sample at a client.
-
-    Raises:
-        ConfigurationError: the server's validation set or a client's training set would be empty; or, with ``whole``,
-            all samples of a group went to the server or were left out.
-
-    Example:
-        >>> import torch
-        >>> from flsv.data import IIDPartitioner
-        >>> splits = split_federation(
-        ...     torch.zeros(100, dtype=torch.long), 1, None, torch.arange(100), IIDPartitioner(3), Splits()
-        ... )
-        >>> len(splits.server_val), [len(client["train"]) for client in splits.clients]
-        (10, [30, 30, 30])
-    """
+    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients; with ``whole`` each group must keep
+    one."""
     everybody = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
     pool = shuffled(pool, generator_for(options.seed, "server_val"))
     held_back = int(options.server_val * len(pool) + 0.5)
     if options.server_val > 0 and held_back == 0:
-        enough = rounded_up(0.5 / max(1, len(pool)))
-        raise ConfigurationError(
-            f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it to {enough}, "
-            "or set it to 0 to train without validation."
-        )
+        given = f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample"
+        raise ConfigurationError(f"{given}. Raise it, or set it to 0 to train without validation.")
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
         _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
-    names: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
-        names = names_of_parts([rest[part] for part in parts], groups, group_names)
+        called = names_of_parts([rest[part] for part in parts], groups, group_names)
     numbered = enumerate(parts, partitioner.first_client)
-    clients = [_split_client(client, rest[part], options, names) for client, part in numbered]
-    return FederatedSplits(server_val, tuple(clients), names)
+    clients = [_split_client(client, rest[part], options, called) for client, part in numbered]
+    return FederatedSplits(server_val, tuple(clients), called)
 
 
 def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
-    """Warn of the groups ``lost``, of which no client has a sample, if there are any; with ``whole``, raise
-    ConfigurationError instead."""
     message = (
-        f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or "
-        f"were left out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
+        f"No sample is left to {listed(lost, show=repr)}: all went to the server's validation set or were left out "
+        f"(max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
     )
     if lost and whole:
         raise ConfigurationError(message)
@@ -158,25 +123,18 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
         rank_zero_warn(message)
 
 
-def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
-    """Return how many of a client's ``samples`` are for training, validation and test. The validation and the test set
-    have at least one sample unless their share is 0, so that a mean score over clients includes all clients."""
+def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
+    # At least one sample unless the share is 0, so that a mean score over clients includes all clients.
     val, test = (
-        max(1, int(fraction * samples + 0.5)) if fraction > 0 else 0
+        max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
         for fraction in (options.client_val, options.client_test)
     )
-    return samples - val - test, val, test
-
-
-def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
-    train, val, test = _sizes(len(samples), options)
+    train = len(samples) - val - test
     if train < 1:
-        called = client_called(client, names, "Client")
-        held = f"client_val={options.client_val} and client_test={options.client_test}"
-        enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
         raise ConfigurationError(
-            f"{called} has {len(samples)} samples, of which {held} leave none for training. Set them to 0, or "
-            f"partition so that every client has {enough} or more (min_samples)."
+            f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
+            f"{options.client_val} and client_test={options.client_test} leave none for training. Set them to 0, or "
+            "partition so that every client has more (min_samples)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

@@ -39,8 +39,7 @@ from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
-from flsv.server.checks import check_names, check_setup
-from flsv.server.trainer_checks import check_callbacks
+from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.arguments import ReadOnlyArguments

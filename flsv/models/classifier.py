@@ -32,24 +32,7 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Compute class weights for the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
-
-    With M classes and N training samples of all clients together, of which N_c are of class c, the weight of class c is
-    N / (M N_c), or 1 if N_c is 0.
-
-    Args:
-        datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.
-        num_classes: number of classes M.
-
-    Raises:
-        ConfigurationError: the data module does not know the clients' class counts, for example because the data are at
-            other sites.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> balanced_weights(SimpleNamespace(known_class_counts=torch.tensor([[6, 1], [3, 0]])), 2)
-        tensor([0.5556, 5.0000])
-    """
+    """Return N / (M N_c) for each of M classes, float32 ``[M]``, or 1 if N_c is 0."""
     counts = getattr(datamodule, "known_class_counts", None)
     if counts is None or counts.shape[1] != num_classes:
         raise ConfigurationError(
@@ -61,8 +44,7 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made LightningModules. It makes the optimizer and the scheduler, and scores validation and
-    test data in the same way."""
+    """Base class of ready-made LightningModules."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None
@@ -76,15 +58,10 @@ class ReadyClient(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer of all parameters and, if there is one, the scheduler."""
-        what = "optimizer"
-        try:
-            optimizer = self._make_optimizer(self.parameters())
-            what = "learning-rate schedule"
-            scheduler = None if self._make_scheduler is None else self._make_scheduler(optimizer)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"the {what} cannot be made: {error}. Change its options.") from error
-        if scheduler is None:
+        optimizer = self._make_optimizer(self.parameters())
+        if self._make_scheduler is None:
             return optimizer
+        scheduler = self._make_scheduler(optimizer)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}
         if isinstance(scheduler, ReduceLROnPlateau):
             config["monitor"] = getattr(scheduler, "monitor", "val_loss")
@@ -176,7 +153,7 @@ class ClassifierClient(ReadyClient):
         self._balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
-        _check_options(name, module, network_args, optimizer, scheduler)
+        _check_options(name, module, network_args)
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
@@ -220,12 +197,6 @@ class ClassifierClient(ReadyClient):
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         """Build the network and the scores, or check the output of a network that exists."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
-        weights = self.class_weights
-        if weights is not None and len(weights) != num_classes:
-            raise ConfigurationError(
-                f"ClassifierClient: class_weights={weights.tolist()}, but {num_classes} numbers were expected, one for "
-                "each class."
-            )
         if isinstance(self.network, NotBuilt):
             assert input_shape is not None
             # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
@@ -300,7 +271,7 @@ class ClassifierClient(ReadyClient):
         scores.reset()
 
 
-def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, scheduler: Any) -> None:
+def _check_options(name: str, module: Any, network_args: Any) -> None:
     check_argument("ClassifierClient", "network", module, nn.Module | None)
     if module is None and name.startswith(_OBJECT):
         raise ConfigurationError(
@@ -309,12 +280,6 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
         )
     if module is not None and network_args:
         raise ConfigurationError("ClassifierClient: network_args are for named networks; this one is built already.")
-    if not callable(optimizer) or not (scheduler is None or callable(scheduler)):
-        option, value = ("scheduler", scheduler) if callable(optimizer) else ("optimizer", optimizer)
-        raise ConfigurationError(
-            f"ClassifierClient: {option} is an object of type {type(value).__name__}, but a callable that makes one "
-            "was expected, such as functools.partial(torch.optim.SGD, lr=0.1)."
-        )
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:

@@ -25,12 +25,7 @@ def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: b
 
 
 class ConvNet(nn.Module):
-    """Base class of the networks of this module: convolutions, then a classifier.
-
-    Args:
-        features: module that maps images ``[B, C, H, W]`` to feature maps, which are then flattened.
-        classifier: module that maps the flattened features to logits.
-    """
+    """Base class of the networks of this module: convolutions, then a classifier."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -46,8 +46,8 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
             has another number of classes.
 
     Raises:
-        ConfigurationError: the name is unknown (the message lists the closest known names), an option is unknown, or
-            the network does not return ``num_classes`` logits for samples of this shape.
+        ConfigurationError: the name is unknown (the message lists the closest known names), or the network does not
+            return ``num_classes`` logits for samples of this shape.
 
     Example:
         >>> build_network("lenet5", 10, (1, 28, 28), channels=(10, 20), hidden=(50,)).classifier[-1]
@@ -58,19 +58,15 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         flsv.utilities.errors.ConfigurationError: Unknown network 'lenet'. Close matches: 'lenet5', ...
     """
     library, _, bare = name.rpartition(":") if name.startswith(("timm:", "torchvision:")) else ("", "", name)
-    try:
-        if not library and bare in NETWORKS:
-            return NETWORKS[bare](num_classes=num_classes, input_shape=input_shape, **kwargs)
-        if library != "torchvision" and _is_timm(bare):
-            channels, _, _ = image_shape(name, input_shape)
-            options = {"in_chans": channels, **kwargs}
-            network = import_timm(name).create_model(bare, num_classes=num_classes, **options)
-        elif library != "timm" and bare in _torchvision_names():
-            network = _build_torchvision(name, bare, num_classes, input_shape, kwargs)
-        else:
-            raise ConfigurationError(_unknown(name, bare, library))
-    except (TypeError, KeyError) as error:
-        raise ConfigurationError(f"{name} could not be built with the options {kwargs}: {error}") from error
+    if not library and bare in NETWORKS:
+        return NETWORKS[bare](num_classes=num_classes, input_shape=input_shape, **kwargs)
+    if library != "torchvision" and _is_timm(bare):
+        options = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
+        network = import_timm(name).create_model(bare, num_classes=num_classes, **options)
+    elif library != "timm" and bare in _torchvision_names():
+        network = _build_torchvision(name, bare, num_classes, kwargs)
+    else:
+        raise ConfigurationError(_unknown(name, bare, library))
     check_output(network, name, num_classes, input_shape)
     return network
 
@@ -97,17 +93,9 @@ def _torchvision_names() -> list[str]:
     return torchvision.models.list_models(module=torchvision.models)
 
 
-def _build_torchvision(
-    name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
-) -> nn.Module:
+def _build_torchvision(name: str, bare: str, num_classes: int, kwargs: dict[str, Any]) -> nn.Module:
     import torchvision.models
 
-    channels, _, _ = image_shape(name, input_shape)
-    if channels != 3:
-        raise ConfigurationError(
-            f"{name} takes 3 channels, but the samples have {channels} (input_shape={tuple(input_shape)}). "
-            "Use a timm network, which adapts its first convolution, or repeat the channel in the data's transform."
-        )
     options = dict(kwargs)
     if options.pop("pretrained", False):
         options.setdefault("weights", "DEFAULT")
@@ -135,12 +123,7 @@ def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module
 
 
 def _unknown(name: str, bare: str, library: str) -> str:
-    names = [] if library else list(NETWORKS)
-    if library != "torchvision":
-        names += import_timm(name).list_models()
-    if library != "timm":
-        names += _torchvision_names()
+    names = [*NETWORKS, *_torchvision_names(), *([] if library == "torchvision" else import_timm(name).list_models())]
     close = list(dict.fromkeys(difflib.get_close_matches(bare, names, n=5)))
     hint = f"Close matches: {', '.join(map(repr, close))}." if close else f"flsv's own are {', '.join(NETWORKS)}."
-    where = f"{library}'s" if library else "flsv's, timm's or torchvision's"
-    return f"Unknown network {name!r}. {hint} It is none of {where} networks."
+    return f"Unknown network {name!r}. {hint}"

@@ -41,12 +41,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling.
-
-    Example:
-        >>> pooled_positions("LeNet5", (1, 28, 28), [(5, 0), (5, 0)])
-        16
-    """
+    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling."""
 
     def after(side: int) -> int:
         for kernel, padding in layers:
@@ -54,8 +49,6 @@ def pooled_positions(
         return side
 
     _, height, width = image_shape(network, input_shape)
-    if not layers:
-        raise ConfigurationError(f"{network}: channels is empty. Give the output channels of at least one convolution.")
     positions = after(height) * after(width)
     if positions == 0:
         smallest = next(side for side in range(1, 10_000) if after(side) > 0)
@@ -67,11 +60,7 @@ def pooled_positions(
 
 
 def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
-    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples.
-
-    Example:
-        >>> check_output(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "mine", num_classes=10, input_shape=(1, 8, 8))
-    """
+    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     modes = {module: module.training for module in network.modules()}

@@ -28,21 +28,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def freeze_a(module: nn.Module) -> int:
-    """Freeze the matrix A of each LoRA layer of a module, which ``peft`` names ``lora_A`` or ``lora_embedding_A``.
-
-    Returns:
-        The number of frozen matrices.
-
-    Raises:
-        ConfigurationError: the module has no such matrix.
-
-    Example:
-        >>> layer = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
-        >>> freeze_a(layer)
-        1
-        >>> [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
-        ['lora_B.weight']
-    """
+    """Freeze the matrix A of each LoRA layer of a module, which ``peft`` names ``lora_A`` or ``lora_embedding_A``."""
     found = [
         parameter
         for name, parameter in module.named_parameters()
@@ -56,19 +42,7 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
-    """Insert LoRA layers of ``peft`` into a network, in place, and freeze all other parameters.
-
-    Args:
-        network: the network to adapt.
-        rank: rank r of the matrices A and B.
-        alpha: scale of the adapters: (alpha / r) B A is added to a layer's weight.
-        targets: names of the linear or convolutional layers to adapt, or endings of these names; ``"all-linear"``: all
-            linear layers.
-        kwargs: further arguments of ``peft.LoraConfig``.
-
-    Raises:
-        ConfigurationError: ``peft`` is not installed, or finds no layer of these names.
-    """
+    """Insert LoRA layers of ``peft`` into a network, in place, and freeze all other parameters."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -27,14 +27,7 @@ from flsv.utilities.errors import ConfigurationError
 
 class Mixture(nn.Module):
     """Mixture of networks with weights pi_k; the logits ``[B, M]`` are the logarithm of sum_k pi_k
-    softmax(component_k(x)).
-
-    The buffer ``responsibility [K]`` holds, for each component, the sum of its responsibilities over samples; the
-    weights pi are this buffer divided by its sum.
-
-    Args:
-        components: K networks that return logits ``[B, M]`` for M classes.
-    """
+    softmax(component_k(x))."""
 
     responsibility: Tensor
 

@@ -1,6 +1,6 @@
 """Scores of class probabilities by name: ``"auroc"``, ``"average_precision"`` and ``"f1"``.
 
-With two classes a score is the score of class 1, the positive class (see :mod:`flsv.data.positive_class`); the AUROC of
+With two classes a score is the score of class 1, the positive class (see :mod:`flsv.data.labels`); the AUROC of
 a softmax is the same for both classes. With more classes a score is the mean over the classes that occur, each against
 the rest ("macro").
 """

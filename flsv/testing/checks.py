@@ -23,13 +23,7 @@ Check = Callable[[Any], None]
 
 class Case:
     """A part under test (a metric, an aggregator, a client algorithm or a source), with everything that its checks
-    need.
-
-    Args:
-        part: the part under test, newly constructed.
-        expected_failures: ``{check's name: reason}`` for the checks that the part cannot pass; these checks have to
-            fail.
-    """
+    need."""
 
     checks: Sequence[Check] = ()
 
@@ -49,11 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One check of one part; a call runs it.
-
-    Raises:
-        AssertionError: the part fails the check, or passes a check of ``expected_failures``.
-    """
+    """One check of one part; a call runs it."""
 
     case: Case
     check: Check
@@ -83,15 +73,7 @@ class PartCheck:
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case as callables, which run them.
-
-    Args:
-        case: the part under test.
-        more: checks to add to the case's own.
-
-    Raises:
-        ConfigurationError: ``expected_failures`` names an unknown check.
-    """
+    """Return all checks of a case as callables, which run them."""
     checks = [*case.checks, *more]
     unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
     if unknown:
@@ -101,20 +83,13 @@ def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
 
 
 def ensure(holds: object, got: object) -> None:
-    """Raise an AssertionError unless ``holds``.
-
-    Args:
-        holds: the condition.
-        got: the actual result, for the message.
-    """
+    """Raise an AssertionError unless ``holds``."""
     if not holds:
         raise AssertionError(str(got))
 
 
 def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Return whether two values, or nested mappings and lists of values, are equal; NaN equals NaN.
-
-    Tensors are compared bitwise, or with ``rtol`` as the relative and the absolute tolerance."""
+    """Return whether nested values are equal, NaN like NaN."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
@@ -144,8 +119,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Return a state as it is after saving and loading it, as Lightning does with a checkpoint. ``torch.load`` raises
-    an error if the state holds types that a checkpoint cannot hold."""
+    """Return a state as it is after saving and loading it, as Lightning does with a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -154,8 +128,7 @@ def saved(state: Any) -> Any:
 
 @contextmanager
 def untouched_rngs(who: str) -> Iterator[None]:
-    """Raise AssertionError if the code within this context draws from torch's global random generator. ``who`` names
-    the code in the message."""
+    """Raise AssertionError if the code within this context draws from torch's global random generator."""
     before = torch.get_rng_state()
     yield
     ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")

@@ -48,11 +48,7 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler that goes through a list of cohorts, one per round, and begins again after the last.
-
-    Args:
-        cohorts: numbers of the clients of each cohort.
-    """
+    """Sampler that goes through a list of cohorts, one per round, and begins again after the last."""
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
         self.cohorts = [sorted(cohort) for cohort in cohorts]
@@ -71,12 +67,7 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the features ``[m, 4]`` and classes ``[m]`` of a client's m random samples, the same at every call.
-
-    Args:
-        client: number of the client; -1 for the server.
-        alike: whether all samples of the client are equal, so that neither their order nor their split matters.
-    """
+    """Return the features ``[m, 4]`` and classes ``[m]`` of a client's m random samples, the same at every call."""
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
     x = torch.randn(size, FEATURES, generator=generator_for(0, "samples", client)) + client / 4
@@ -85,27 +76,13 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Return a data module of four clients with validation and test samples, and of a server with a validation set.
-
-    Args:
-        order: a permutation of the clients: the number that each of the four clients gets.
-        alike: whether the samples of a client are all equal, see :func:`samples_of`.
-    """
+    """Return a data module of four clients with validation and test samples, and of a server with a validation set."""
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
     return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
 
 
 class Fit(L.Callback):
-    """Callback that records the models and the metrics' values of a fit.
-
-    Args:
-        loop: the loop of the fit.
-        checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
-
-    Attributes:
-        models: list of the global model's parameters ``[P]`` after each round.
-        contributions: list of the metrics' values ``{metric: values}`` after each round.
-    """
+    """Callback that records the models and the metrics' values of a fit."""
 
     def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
         self.loop, self.checkpoint = loop, checkpoint
@@ -130,15 +107,7 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """Part under test, such as an aggregator, whose checks train a loop with this part on tiny data.
-
-    Args:
-        part: the part under test, newly constructed.
-        expected_failures: ``{check's name: reason}`` for the checks that the part cannot pass; these checks have to
-            fail.
-        module: function that returns the LightningModule to train; by default :class:`TinyClassifier`.
-        loop: further arguments of the :class:`flsv.FederatedLoop` in which the part is used.
-    """
+    """Part under test, such as an aggregator, whose checks train a loop with this part on tiny data."""
 
     #: Name of the loop's argument that takes the part, and base class of such parts.
     role: str
@@ -173,13 +142,7 @@ class FitCase(Case):
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """Return a loop with a new copy of the part. If a part of the loop reads a metric by name, the loop has this
-        metric.
-
-        Args:
-            cohorts: numbers of the clients of each round.
-            changes: arguments of the loop that replace those of the case.
-        """
+        """Return a loop with a new copy of the part."""
         arguments: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
         arguments |= copy.deepcopy({**self.loop, **self.placed(self.part)})
         arguments |= {"reporting": Reporting(table=False, files=False), **changes}
@@ -200,15 +163,7 @@ class FitCase(Case):
         checkpoint: Path | None = None,
         start: Path | None = None,
     ) -> Fit:
-        """Train a loop and return the record of the fit.
-
-        Args:
-            loop: the loop to train.
-            rounds: number of rounds.
-            data: the data module; None: :func:`tiny_data`.
-            checkpoint: file into which a checkpoint is saved after the second round; None if none is saved.
-            start: checkpoint from which the fit is resumed; None if the fit starts from the beginning.
-        """
+        """Train a loop and return the record of the fit."""
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
         trainer = L.Trainer(
@@ -230,15 +185,8 @@ class FitCase(Case):
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise AssertionError if a fit has other models and values than :attr:`uninterrupted`. No error is raised if
-        the fit is refused with a ConfigurationError before its first round.
-
-        Args:
-            fit: function that trains a loop and returns the record of the fit.
-            rounds: number of rounds to compare.
-            rtol: tolerance of the comparison.
-            changes: arguments of the loop that replace those of the case.
-        """
+        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, but for one refused before its first
+        round."""
         loop = None
         try:
             loop = self.make(**changes)

@@ -23,17 +23,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class SourceCase(Case):
-    """Source of data under test.
-
-    Args:
-        part: the source, with ``match`` and ``open``, see :class:`flsv.data.Source`.
-        given: the example: data that the source can open, as the path of an existing file or folder, a name, or an
-            object.
-        broken: examples of data that the source matches but cannot open.
-        expected_failures: ``{check's name: reason}`` for the checks that the source cannot pass.
-        options: further arguments of the :class:`flsv.FederatedDataModule` that partitions the example, such as
-            ``labels``.
-    """
+    """Source of data under test."""
 
     def __init__(
         self, part: Source, given: Any, *, broken: Sequence[Any] = (), expected_failures: Any = None, **options: Any

@@ -20,12 +20,7 @@ _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """Return the id of the client with this name or number.
-
-    Example:
-        >>> client_number("Lyon", ["Boston", "Lyon"], "client"), client_number(0, ["Boston", "Lyon"], "client")
-        (1, 0)
-    """
+    """Return the id of the client with this name or number."""
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:
@@ -36,20 +31,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute ``name`` of an object, or ``default`` if it has none.
-
-    Example:
-        >>> class Metric:
-        ...     @property
-        ...     def needs_classes(self):
-        ...         return self.misspelt
-        >>> attribute_of(Metric(), "prior", 0.0)
-        0.0
-        >>> attribute_of(Metric(), "needs_classes", False)
-        Traceback (most recent call last):
-        ...
-        AttributeError: 'Metric' object has no attribute 'misspelt'
-    """
+    """Return the attribute ``name`` of an object, or ``default`` if it has none."""
     made = inspect.getattr_static(type(part), name, None)
     if isinstance(made, property) and made.fget is not None:
         return made.fget(part)
@@ -68,15 +50,7 @@ def check_number(
     whole: bool = False,
     hint: str = "",
 ) -> None:
-    """Check that ``value`` is a finite number within the given bounds.
-
-    Example:
-        >>> check_number("FedProx", "mu", 0.1, least=0)
-        >>> check_number("FedProx", "mu", float("nan"), least=0)
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
-    """
+    """Check that ``value`` is a finite number within the given bounds."""
     bounds = ((Gt, above), (Ge, least), (Lt, below), (Le, most))
     markers = [kind(bound) for kind, bound in bounds if bound is not None]
     parts: Any = (int if whole else float, *markers, hint)
@@ -85,42 +59,14 @@ def check_number(
 
 
 def rounded_up(number: float) -> str:
-    """Format a positive number with three digits, rounded up, for messages.
-
-    Example:
-        >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
-        ('0.334', '0.25', '1240')
-    """
+    """Format a positive number with three digits, rounded up, for messages."""
     step = 10.0 ** (math.floor(math.log10(number)) - 2)
     rounded = math.ceil(number / step) * step
     return str(int(f"{rounded:.0f}")) if rounded >= 100 else f"{rounded:.3g}"
 
 
-def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Check that ``value`` is an instance of ``kind``.
-
-    Example:
-        >>> check_kind("Loader", "preload", "no", bool, "True or False")
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: Loader(preload='no'): expected True or False.
-    """
-    if not isinstance(value, kind):
-        who = owner if isinstance(owner, str) else type(owner).__name__
-        raise ConfigurationError(f"{who}({name}={reprlib.repr(value)}): expected {expected}.")
-
-
 def plain_name(name: str, what: str = "name") -> str:
-    r"""Return the name if it is a plain file name.
-
-    Example:
-        >>> plain_name("most_harmful")
-        'most_harmful'
-        >>> plain_name("../../x", "picture")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        flsv.utilities.errors.ConfigurationError: picture '../../x': expected a plain name, ...
-    """
+    """Return the name if it is a plain file name."""
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigurationError(
             f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."

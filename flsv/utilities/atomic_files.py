@@ -21,19 +21,7 @@ class Vanished(FileNotFoundError):
 
 
 def check_writable(folder: Path) -> None:
-    """Raise an error unless files can be written into a folder, which need not exist yet; leave no file behind.
-
-    Raises:
-        ConfigurationError: the folder cannot be written into.
-        OSError: the disk is full.
-
-    Example:
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     check_writable(Path(file.name, "runs"))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        flsv.utilities.errors.ConfigurationError: nothing can be written into ...: Not a directory...
-    """
+    """Raise an error unless files can be written into a folder, which need not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -48,29 +36,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a draft beside a file for this context to write the new content into; at the context's end, flush the draft
-    to the disk and move it into the file's place.
-
-    An error before the move leaves the file as it was, and removes the draft. A draft that a killed process left behind
-    is overwritten the next time.
-
-    Args:
-        path: the file, in a folder that exists.
-        private: whether only the file's owner may read and write it.
-
-    Raises:
-        Vanished: the folder is gone.
-        OSError: the file cannot be written; the error names ``path``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "model.ckpt"
-        ...     with replacing(path) as file:
-        ...         written = file.write(b"weights")
-        ...     path.read_bytes(), [file.name for file in Path(folder).iterdir()]
-        (b'weights', ['model.ckpt'])
-    """
+    """Open a draft that replaces the file, flushed to the disk, at the context's end."""
     # In the same folder, so on the same file system, where a move is atomic.
     draft = path.with_name(f".{path.name}.tmp")
     try:
@@ -89,12 +55,7 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append ``data`` to a file that exists, completely or not at all, unless the process is killed while it writes.
-
-    Raises:
-        Vanished: there is no such file any more.
-        OSError: the data cannot be written; the error names ``path``, and the file ends where it did.
-    """
+    """Append to a file that exists, all of ``data`` or nothing, unless killed."""
     check_there(path)
     with path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
@@ -116,19 +77,7 @@ def check_there(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Read the lines of a text file that :func:`append` has added to, without their line ends. Text after the last line
-    end was cut short by a kill; it is left out before anything is decoded.
-
-    Raises:
-        ConfigurationError: a line is not UTF-8 text; the message names the line.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "names.txt")
-        >>> _ = path.write_bytes("Graz\\nMálaga\\nKöln".encode()[:-3])
-        >>> whole_lines(path)
-        ['Graz', 'Málaga']
-    """
+    """Read a text file's lines, without a last one that a kill cut short."""
     lines = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:

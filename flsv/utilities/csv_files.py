@@ -32,12 +32,7 @@ _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    r"""Encode rows as CSV in UTF-8, safe for spreadsheets.
-
-    Example:
-        >>> csv_text([("client", "value"), ("=1+1", -0.5)])
-        b"client,value\n'=1+1,-0.5\n"
-    """
+    """Encode rows as CSV in UTF-8, safe for spreadsheets."""
     text = io.StringIO(newline="")
     lines = ([as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -51,47 +46,20 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def save_table(path: Path, table: DataFrame) -> None:
-    r"""Write a data frame without its index to a CSV file, in place of an earlier one.
-
-    Example:
-        >>> import tempfile
-        >>> from pandas import DataFrame
-        >>> path = Path(tempfile.mkdtemp(), "values.csv")
-        >>> save_table(path, DataFrame({"client": [0, 1], "value": [0.5, NAN]}))
-        >>> path.read_bytes()
-        b'client,value\n0,0.5\n1,\n'
-    """
+    """Write a data frame without its index to a CSV file, in place of an earlier one."""
     rows = table.itertuples(index=False, name=None)
     save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
 
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    r"""Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it.
-
-    Example:
-        >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\nAnna")]
-        ['Boston', "'@home", '-1', "''=1", 'St. Anna']
-    """
+    """Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it."""
     text = " ".join(cell.split())
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
 def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, {column: value})`` for each row of a CSV file.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "values.csv")
-        >>> _ = path.write_bytes(csv_text([("client", "value"), (0, 0.5), (1, "much")]))
-        >>> rows = read_rows(path, {"client": parse_int, "value": parse_float})
-        >>> next(rows)
-        (2, {'client': 0, 'value': 0.5})
-        >>> next(rows)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: .../values.csv, line 3: value is 'much', expected a number.
-    """
+    """Yield ``(line number, {column: value})`` for each row of a CSV file."""
     lines = whole_lines(path)[skip:]
     head = _cells(path, skip + 1, lines[0]) if lines else []
     missing = [name for name in needed if name not in head]

@@ -48,16 +48,7 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(thing: _T) -> _T:
-    """Decorate a function or a class so that arguments are checked by their annotations.
-
-    Example:
-        >>> @checked
-        ... def draw(least: Count, most: int | None = None): ...
-        >>> draw(0)
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: draw(least=0): expected a whole number of at least 1.
-    """
+    """Decorate a function or a class so that arguments are checked by their annotations."""
     if isinstance(thing, type):
         # mypy: a class's constructor
         thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
@@ -119,19 +110,7 @@ def _defaults(signature: inspect.Signature) -> dict[str, Any]:
 
 
 def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Check arguments by the annotations of the function that takes them.
-
-    Args:
-        owner: the name of the function or class, for the message.
-        function: the function whose annotations are used.
-        arguments: the arguments of the call, ``{name: value}``.
-
-    Returns:
-        The arguments that have a checked annotation, converted to Python's numbers and lists, in the function's order.
-
-    Raises:
-        ConfigurationError: an argument is not allowed, see :func:`checked`.
-    """
+    """Check arguments by the annotations of the function that takes them."""
     return {
         name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
         for name, (hint, default) in checked_parameters(function).items()
@@ -151,17 +130,7 @@ def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, 
 
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """Convert a value to Python's types if its annotation allows it.
-
-    Example:
-        >>> import numpy
-        >>> check_argument("FedProx", "mu", numpy.float32(0.5), NonNegative | None)
-        0.5
-        >>> check_argument("FedProx", "mu", float("nan"), NonNegative)
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
-    """
+    """Convert a value to Python's types if its annotation allows it."""
     choices = _choices(hint)
     try:
         return _first(choices, value)

@@ -35,13 +35,7 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Return the error for a component that needs classes, when the training samples have none.
-
-    Args:
-        asking: the component and what it does with classes, the beginning of a sentence.
-        missing: why there are no classes.
-        instead: an alternative for the user, the end of a sentence.
-    """
+    """Return the error for a component that needs classes that the samples do not have."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
         f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
@@ -61,23 +55,13 @@ def check_lightning(*things: Any) -> None:
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """Return the first ``most`` values as text, separated by commas, with "..." if there are more.
-
-    Example:
-        >>> listed(["a", "b", "c"], most=2, show=repr)
-        "'a', 'b', ..."
-    """
+    """Return the first ``most`` values as text, separated by commas, with "..." if there are more."""
     words = list(map(show, values))
     return ", ".join(words[:most] + ["..."] * (len(words) > most))
 
 
 def in_words(numbers: Sequence[int], most: int = 6) -> str:
-    """Return ascending numbers as text, with consecutive numbers shortened to ``first .. last``.
-
-    Example:
-        >>> in_words([0, 1, 2, 3, 7, 9, 10])
-        '0 .. 3, 7, 9, 10'
-    """
+    """Return ascending numbers as text, with consecutive numbers shortened to ``first .. last``."""
     starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
     runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
     words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]

@@ -16,12 +16,7 @@ _KNOWN: Any = WeakIdKeyDictionary()
 
 
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copy small tensors to the host, all of them at once.
-
-    Example:
-        >>> to_host([torch.tensor([1, 2]), torch.tensor(0.5)])
-        [tensor([1, 2]), tensor(0.5000)]
-    """
+    """Copy small tensors to the host, all of them at once."""
     known = [tensor.detach() for tensor in tensors]
     there = [tensor for tensor in known if tensor.device.type != "cpu"]
     if not there:
@@ -50,11 +45,6 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``.
-
-    Example:
-        >>> on_host(from_host([3, 1], torch.device("cpu")))
-        [3, 1]
-    """
+    """Return the numbers in a tensor ``[k]``."""
     known = _KNOWN.get(tensor)
     return tensor.tolist() if known is None else list(known)

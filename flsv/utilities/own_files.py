@@ -24,16 +24,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def own_view(folders: Iterable[str], own: str) -> None:
-    """Let this process, a fork with one thread, see what it writes in place of the files there. No other process sees
-    it. Where that is impossible, as in the system's own folders, the process cannot write.
-
-    Args:
-        folders: the folders into which the process is known to write; they need not exist.
-        own: an empty folder, over which a file system in memory is mounted for this process.
-
-    Raises:
-        OSError: the system does not allow it.
-    """
+    """Let this process, a fork with one thread, see what it writes in place of the files, in memory below ``own``,
+    where the system allows it."""
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
     if _call("unshare", _NEW_NAMESPACES[0], failing=False):
         _call("unshare", _NEW_NAMESPACES[1])
@@ -61,8 +53,8 @@ def own_view(folders: Iterable[str], own: str) -> None:
 
 
 def no_writes(own: str) -> None:
-    """Let Python raise an error whenever this process opens a file for writing that is not in ``own``, where temporary
-    files are made from now on; for systems that do not allow :func:`own_view`."""
+    """Let Python raise an error whenever this process opens a file outside of ``own`` for writing, for systems without
+    :func:`own_view`."""
     tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
     def checked(path: Any) -> Any:
@@ -84,8 +76,7 @@ def no_writes(own: str) -> None:
 
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:
-    """Open the top folders, except those of the system, and below them ``folders`` and those on which other file
-    systems are mounted, the outer ones first; return ``{folder: descriptor}``."""
+    """Return ``{folder: descriptor}`` of the folders to cover, outer ones first."""
     tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     # A folder is copied with its owner when something is written below it, and users cannot copy those of others.

@@ -11,12 +11,7 @@ from typing import Any
 
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
-    """Return the classes that installed packages register in a group of entry points.
-
-    Example:
-        >>> installed("flsv.nobody_has_such")
-        ()
-    """
+    """Return the classes that installed packages register in a group of entry points."""
     found = []
     for entry in entry_points(group=group):
         try:

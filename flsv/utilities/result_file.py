@@ -18,20 +18,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class ResultFile:
-    """CSV file of results to which rows are appended.
-
-    Example:
-        >>> import tempfile
-        >>> from flsv.utilities.csv_files import parse_float, parse_int
-        >>> path, columns = Path(tempfile.mkdtemp(), "values.csv"), {"client": parse_int, "value": parse_float}
-        >>> ResultFile(path, columns, {"rounds": 5}).add([[0, 0.25], [1, 0.5]])
-        >>> ResultFile(path, columns, {"rounds": 5}).rows
-        [{'client': 0, 'value': 0.25}, {'client': 1, 'value': 0.5}]
-        >>> ResultFile(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: ...holds results of other settings: rounds is 6 and was 5. ...
-    """
+    """CSV file of results to which rows are appended."""
 
     def __init__(
         self,
@@ -103,12 +90,7 @@ class ResultFile:
 
 
 def read_members(cell: str) -> tuple[int, ...]:
-    """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one.
-
-    Example:
-        >>> read_members("0+2"), read_members("-"), members_text((0, 2))
-        ((0, 2), (), '0+2')
-    """
+    """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one."""
     found = () if cell == "-" else tuple(map(parse_int, cell.split("+")))
     if list(found) != sorted(set(found)):
         raise ValueError("clients' numbers, ascending, with + between them, or -")

@@ -24,14 +24,7 @@ def seed_or_default(seed: int | None) -> int:
 
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
-    """Derive a 63-bit seed for the stream named by ``path``, independent of all others.
-
-    Example:
-        >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 1)
-        True
-        >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 2)
-        False
-    """
+    """Derive a 63-bit seed for the stream named by ``path``, independent of all others."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
     state = np.random.SeedSequence([seed_or_default(seed) % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
@@ -91,15 +84,7 @@ def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.devic
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
-    """Seed the global generators within this context, and restore their states afterwards.
-
-    Example:
-        >>> before = torch.get_rng_state()
-        >>> with isolated_rngs(0, "augmentation"):
-        ...     _ = torch.rand(3)
-        >>> torch.equal(torch.get_rng_state(), before)
-        True
-    """
+    """Seed the global generators within this context, and restore their states afterwards."""
     before = global_rngs()
     seed_global_rngs(seed, *path)
     try:

@@ -95,7 +95,7 @@ def test_corruption_of_data_that_are_not_tensors_needs_preload():
         corrupted(Items(zip(X, Y.tolist())), BOTH)
     with pytest.raises(ConfigurationError, match="last element is not their label"):
         corrupted(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
-    with pytest.raises(ConfigurationError, match="expected a list of flsv.data.Corruption"):
+    with pytest.raises(ConfigurationError, match="expected a Corruption"):
         FederatedDataModule("digits", corruptions=["noise"])
 
 

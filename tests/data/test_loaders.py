@@ -152,10 +152,9 @@ def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(workers, tmp_path):
+def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_path):
     def make():
-        data, loader = Held(np.random.RandomState(4)), Loader(num_workers=workers)
+        data, loader = Held(np.random.RandomState(4)), Loader(num_workers=1)
         return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
 
     assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)

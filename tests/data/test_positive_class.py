@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import flsv
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.cli.data import positive
-from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, Splits, TableData, TextData
+from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, Splits, TextData
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
 from flsv.utilities.errors import ConfigurationError
@@ -91,43 +91,30 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
     [
         (["a"] * 3 + ["b"] * 7, None, ("b", "a")),
         (["a"] * 7 + ["b"] * 3, None, ("a", "b")),
-        (["a"] * 5 + ["b"] * 5, None, ("a", "b")),
         (["a"] * 7 + ["b"] * 3, "a", ("b", "a")),
         (["0"] * 3 + ["1"] * 7, None, ("0", "1")),
         (["0"] * 3 + ["1"] * 7, 0, ("1", "0")),
-        (["1"] * 7 + ["2"] * 3, None, ("1", "2")),
         (["1"] * 3 + ["2"] * 7, None, ("1", "2")),
-        (["0.0"] * 3 + ["1.0"] * 7, None, ("0.0", "1.0")),
-        (["-1.0"] * 3 + ["1.0"] * 7, None, ("-1.0", "1.0")),
         (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1")),
         (["9"] * 3 + ["10"] * 7, None, ("9", "10")),
         (["false"] * 3 + ["TRUE"] * 7, None, ("false", "TRUE")),
-        (["-1"] * 3 + ["1"] * 7, None, ("-1", "1")),
-        (["False"] * 3 + ["True"] * 7, None, ("False", "True")),
         (["no"] * 7 + ["yes"] * 3, True, ("no", "yes")),
         (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c")),
     ],
 )
-@pytest.mark.parametrize("kind", ["array", "table", "module"])
-def test_positive_class_is_the_named_or_the_rarer_one(tmp_path, kind, words, pos_label, names):
+@pytest.mark.parametrize("kind", ["array", "table"])
+def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, names):
     words = words * 4
-    x = np.arange(len(words), dtype=float)
+    x, options = np.arange(len(words), dtype=float), {"partitioner": IIDPartitioner(2), "pos_label": pos_label}
     if kind == "array":
-        data = FederatedDataModule((x[:, None], np.array(words)), IIDPartitioner(2), pos_label=pos_label)
-    elif kind == "table":
-        frame = pd.DataFrame({"x": x, "y": words})
-        data = FederatedDataModule(frame, IIDPartitioner(2), labels="y", pos_label=pos_label)
+        data = FederatedDataModule((x[:, None], np.array(words)), **options)
     else:
-        pd.DataFrame({"x": x, "y": words, "site": np.arange(len(words)) % 2}).to_csv(tmp_path / "a.csv", index=False)
-        source = TableData("a.csv", "y", group="site", root=str(tmp_path), pos_label=pos_label)
-        data = FederatedDataModule(source, GroupPartitioner())
+        data = FederatedDataModule(pd.DataFrame({"x": x, "y": words}), labels="y", **options)
     data.setup("fit")
     assert data.class_names == names
     assert data.positive_class == (names[1] if len(names) == 2 else None)
-    rows = torch.cat([data.client_indices(client) for client in range(2)])
-    labels = torch.cat([data.client_labels(client) for client in range(2)])
-    if kind != "module":
-        assert [words[row] for row in rows] == [names[label] for label in labels]
+    for client in range(2):
+        assert [words[row] for row in data.client_indices(client)] == [names[y] for y in data.client_labels(client)]
 
 
 def test_rarer_class_of_image_folders_is_positive(tmp_path):
@@ -158,7 +145,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         with pytest.raises(ConfigurationError, match=message):
             FederatedDataModule(given, IIDPartitioner(2), pos_label=wrong).setup("fit")
     numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
-    with pytest.raises(ConfigurationError, match="the data have no classes"):
+    with pytest.raises(ConfigurationError, match="expected one of two classes"):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 
@@ -182,8 +169,8 @@ def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
         valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="nein"), ckpt_path=tmp_path / "last.ckpt")
 
 
-@pytest.mark.parametrize("judges", ["server", "clients"])
-def test_coalitions_trained_again_are_scored_by_the_positive_class(judges):
+@pytest.mark.slow
+def test_coalitions_trained_again_are_scored_by_the_positive_class():
     found = []
     for names in (("yes", "no"), ("ja", "nein")):
         data = data_of(arrays(*names), splits=Splits(client_val=0.3))
@@ -192,6 +179,8 @@ def test_coalitions_trained_again_are_scored_by_the_positive_class(judges):
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         loop = FederatedLoop(seed=0, reporting=Reporting(table=False))
         trainer = L.Trainer(max_epochs=2, callbacks=[loop], enable_checkpointing=False, accelerator="cpu", **quiet)
-        found.append(flsv.retrain(trainer, module, data, metric="average_precision", judges=judges, seeds=1)["value"])
+        found.append(
+            flsv.retrain(trainer, module, data, metric="average_precision", judges="clients", seeds=1)["value"]
+        )
     assert found[0].abs().max() > 0
     assert found[0].tolist() == found[1].tolist()

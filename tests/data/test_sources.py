@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, GroupPartitioner, OneClient, TableData
+from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, TableData
 from flsv.data.sources import source
 from flsv.data.sources.base import SourceData, array_set
 from flsv.data.sources.source import SOURCES, module_source
@@ -46,12 +46,6 @@ def test_arrays_become_tensors_of_torchs_dtypes():
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
         with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
             array_set(np.zeros((3, 1)), y)
-    for x, y, message in (
-        (np.zeros((3, 2)), [1, 2], r"X has 3 entries and y the shape \[2\]"),
-        (np.array([["a"]]), [1], r"X is <U1 \[1, 1\]; expected numbers"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            array_set(x, y)
 
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
@@ -90,23 +84,15 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": {"a": HERE}}, "the data of at least 2 clients by name"),
+        ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
-        (
-            {"clients": {"a": HERE, "b": HERE}, "columns": Columns()},
-            "columns needs a table and labels, the column to predict",
-        ),
         ({"clients": {"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, "labels": "y"}, "'b' is a table and 'a' is not"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "b": None}}, "client 'b': a NoneType cannot be read as samples"),
         ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
-        (
-            {"clients": {"a": HERE, "b": (X[:2], Y[:2])}, "client_val": 0.4, "client_test": 0.5},
-            r"Client 1 .* has 2 samples",
-        ),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
-        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "a data module reads its own"),
+        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "no data module"),
     ],
 )
 def test_sources_with_wrong_options_are_refused(options, message):
@@ -121,7 +107,7 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
             clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
             assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
-            assert "No sample is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
+            assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
     assert 0 < len(lost) < 6
     both = ConcatDataset([HERE, HERE])
@@ -166,9 +152,6 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     assert main(["fit", "--config", str(example), *quick]) == 0
     out = capsys.readouterr().out
     assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match="pip install pyarrow"):
-        ready(str(file), labels="ill")
 
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
@@ -295,7 +278,7 @@ def test_custom_source_with_its_own_splits_cannot_be_one_clients_data():
 
 
 def test_data_module_text_shows_source_partitioner_and_sizes():
-    data = FederatedDataModule("digits")
-    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=5)): not read yet, call setup()"
+    data = FederatedDataModule("digits", IIDPartitioner(2))
+    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2))"
     data.setup("fit")
-    assert str(data).endswith("IIDPartitioner(num_clients=5)): 5 clients with 1,293 training samples of 10 classes")
+    assert str(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2)): [647, 646] training samples"

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CumulativeShapley
-from flsv.server.trainer_checks import check_callbacks
+from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, logged, trainer_for, vector

@@ -15,8 +15,7 @@ from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal, refused
-from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
-from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
+from flsv.testing.metric import EVERY, HALF, NEVER, NUM_CLIENTS, MetricCase, Rounds, all_of
 from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal
 
@@ -26,7 +25,7 @@ class MoreRounds(Rounds):
 
     Args:
         cohorts: who takes part in each round.
-        options: see :class:`flsv.testing.rounds.Rounds`.
+        options: see :class:`flsv.testing.metric.Rounds`.
     """
 
     def __init__(self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any) -> None:

@@ -25,7 +25,7 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
-from flsv.testing.rounds import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
+from flsv.testing.metric import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for

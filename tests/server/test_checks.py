@@ -285,11 +285,6 @@ def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path: Path) ->
     assert loop.contributions["heights"].by_class.tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
 
 
-class Silent(FedAvg):
-    def report(self, local: LocalData) -> dict[str, Any]:
-        return {"height": 1.0}
-
-
 class Losses(FedAvg):
     reports = ("losses",)
 
@@ -304,7 +299,6 @@ class Another(Height):
     [
         ({"aggregator": Height(), "sampler": AlsoHeight()}, r"sampler AlsoHeight.* and .* reports = 'height'"),
         ({"aggregator": Losses()}, "a name in every round"),
-        ({"aggregator": Silent()}, "without declaring its names"),
         ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
     ],
 )

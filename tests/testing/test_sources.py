@@ -33,7 +33,8 @@ def test_table_sources_pass_the_checks(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "ill": Y, "ward": ["east", "west"] * 10})
     frame.drop(columns="ward").to_csv(tmp_path / "a.csv", index=False)
     frame.to_json(tmp_path / "visits.jsonl", orient="records", lines=True)
-    check_source(SOURCES[0], tmp_path / "a.csv", broken=[tmp_path / "none.csv"], labels="ill")
+    (tmp_path / "empty.csv").touch()
+    check_source(SOURCES[0], tmp_path / "a.csv", broken=[tmp_path / "empty.csv"], labels="ill")
     check_source(kind_of(frame), frame, labels="ill")
     check_source(JSONLines(), tmp_path / "visits.jsonl", labels="ill", groups="ward")
 

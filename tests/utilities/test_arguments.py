@@ -12,7 +12,7 @@ from flsv.aggregation import GeometricMedian
 from flsv.attacks import SignFlip
 from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
-from flsv.utilities.arguments import plain_name
+from flsv.utilities.arguments import attribute_of, client_number, plain_name
 from helpers.data import toy_data
 
 
@@ -59,3 +59,21 @@ def test_plain_name_refuses_paths_and_other_types() -> None:
     for other in ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x", "x" * 101, 3):
         with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
             plain_name(other, "picture")  # type: ignore[arg-type]
+
+
+def test_a_client_is_told_by_name_or_number() -> None:
+    assert [client_number(each, ["Boston", "Lyon"], "client") for each in ("Lyon", 0, "1")] == [1, 0, 1]
+    assert client_number("0", ["1", "0"], "client") == 1
+    with pytest.raises(ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."):
+        client_number(2, ["Boston", "Lyon"], "client")
+
+
+def test_an_attribute_that_fails_is_not_taken_for_one_that_is_not_there() -> None:
+    class Part:
+        @property
+        def needs_classes(self) -> Any:
+            return self.misspelt  # type: ignore[attr-defined]
+
+    assert attribute_of(Part(), "prior", 0.0) == 0.0
+    with pytest.raises(AttributeError, match="misspelt"):
+        attribute_of(Part(), "needs_classes", False)

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of, dataset_labels
+from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import tensors_of
-from flsv.data.positive_class import in_order, positive_last
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
@@ -163,17 +162,7 @@ class Reading:
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
-    """Convert 8-bit images to a normalized float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
-
-    Args:
-        images: uint8 tensor or array ``[N, H, W]`` or ``[N, H, W, C]``.
-        mean: mean of pixels scaled to 0 .. 1, one number or one per channel.
-        std: standard deviation of pixels scaled to 0 .. 1, one number or one per channel.
-
-    Example:
-        >>> image_tensor(np.full((2, 4, 4, 3), 255, np.uint8), mean=[0.5], std=[0.5])[1, 2].unique()
-        tensor([1.])
-    """
+    """Convert uint8 ``[N, H, W]`` or ``[N, H, W, C]`` to ``(pixel / 255 - mean) / std``, float32 ``[N, C, H, W]``."""
     pixels = torch.as_tensor(images)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
     # In place on one contiguous copy: the data sets are large compared with the memory of a laptop.
@@ -187,22 +176,12 @@ def tensor_set(images: Tensor, labels: Any) -> TensorDataset:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether ``value`` is a NumPy array or a tensor.
-
-    Example:
-        >>> is_array(np.zeros(2)), is_array([0.0, 0.0])
-        (True, False)
-    """
+    """Return whether ``value`` is a NumPy array or a tensor."""
     return isinstance(value, np.ndarray | Tensor)
 
 
 def is_pair_of_arrays(value: Any) -> bool:
-    """Return whether ``value`` is ``(X, y)``: an array of inputs, and an array or a list of targets.
-
-    Example:
-        >>> is_pair_of_arrays((np.zeros((2, 3)), ["a", "b"])), is_pair_of_arrays((np.zeros((2, 3)), (np.zeros(2),) * 2))
-        (True, False)
-    """
+    """Return whether ``value`` is ``(X, y)``: an array of inputs, and an array or a list of targets."""
     if not isinstance(value, list | tuple) or len(value) != 2 or not is_array(value[0]):
         return False
     y = value[1]
@@ -239,8 +218,6 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     if y is None:
         return TensorDataset(inputs)
     targets = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-    if targets.ndim == 0 or len(targets) != len(inputs):
-        raise ConfigurationError(f"(X, y): X has {len(inputs)} entries and y the shape {list(targets.shape)}.")
     if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
         targets = targets[:, 0]
     if targets.dtype.kind in "biu":
@@ -260,8 +237,6 @@ def _inputs(x: Any) -> Tensor:
     found = x.detach().cpu() if isinstance(x, Tensor) else None
     if found is None:
         array = np.asarray(x)
-        if array.ndim == 0 or array.dtype.kind not in "biuf":
-            raise ConfigurationError(f"(X, y): X is {array.dtype} {list(array.shape)}; expected numbers [N, ...].")
         # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array)
@@ -273,10 +248,8 @@ def _inputs(x: Any) -> Tensor:
 
 
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """Convert a DataFrame, or an object that can be converted to one, to a table.
-
-    A Hugging Face data set is returned unchanged if the user names no column to predict (``reading.label`` is None).
-    Its rows are dictionaries, which the user's model may read."""
+    """Convert a DataFrame to a table; a Hugging Face data set without ``labels`` stays, since a model may read its
+    rows."""
     as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
     return frame if as_it_is else frame_table(frame)
 
@@ -284,26 +257,7 @@ def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
 def one_numbering(
     parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None], pos_label: Any = None
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
-    """Change the labels of several data sets so that classes of the same name have the same number.
-
-    In folders of images, or with labels that are words, each data set has numbered its own classes from 0: at a client
-    without cats, dogs may be class 0. If all clients name the same classes, their numbers are kept; else the classes of
-    all clients together are numbered in sorted order. If there are two classes, and flsv itself had numbered them, the
-    positive one gets the number 1.
-
-    Args:
-        parts: ``{client: data set}``.
-        held_out: ``{name: data set}`` of validation and test data.
-        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
-
-    Returns:
-        The clients' data sets, the validation and test data, and the names of the classes, which are empty if the data
-        sets have none.
-
-    Raises:
-        ConfigurationError: only some clients name their classes, names differ only in spelling, validation or test data
-            have a class that no client has, or the labels of a data set cannot be changed.
-    """
+    """Change labels so that classes of one name have one number in all data sets, and return these and the names."""
     everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
     named = {name: class_names_of(part) for name, part in everybody.items()}
     found = {named[name] for name in parts}
@@ -328,11 +282,7 @@ def one_numbering(
 
 
 def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers.
-
-    If flsv, not the user, has numbered the classes of every client's data set, and there are two, the positive class is
-    moved to the end; otherwise ``names`` is returned unchanged."""
-    if not all(map(by_name, parts.values())):
+    if not all(map(by_name, parts.values())):  # the user has numbered the classes
         return names
     counts = dict.fromkeys(names, 0)
     for part in parts.values():
@@ -347,16 +297,7 @@ def by_name(dataset: Dataset) -> bool:
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
-    """Concatenate the clients' data sets. If all are made of tensors, the result is a ``TensorDataset``.
-
-    Raises:
-        ConfigurationError: the data sets' tensors differ in shape or type.
-
-    Example:
-        >>> data = concatenated({"a": TensorDataset(torch.zeros(2, 3)), "b": TensorDataset(torch.ones(1, 3))})
-        >>> data.tensors[0].sum(1)
-        tensor([0., 0., 3.])
-    """
+    """Concatenate the clients' data sets."""
     sets = list(parts.values())
     held = [tensors_of(part, None) for part in sets]
     if len(sets) == 1 or any(tensors is None for tensors, _ in held):

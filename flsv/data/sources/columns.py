@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -14,8 +14,7 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 
 from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
 from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
-from flsv.utilities.arguments import check_kind
-from flsv.utilities.declared import Rules, checked
+from flsv.utilities.declared import Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -157,8 +156,7 @@ else:
 def as_columns(given: GivenColumns) -> Columns:
     """Return ``given`` as ``Columns``: a dictionary is converted, and None becomes the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
-    check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
-    return found
+    return check_argument("columns", "columns", found, Columns)
 
 
 NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
@@ -184,14 +182,7 @@ _TO_DAYS = "Convert dates to days (dates: {{{}: days}}), or to days since the da
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """Return the values of a column, with NaN in place of marks of missing values and without white space around words.
-
-    Args:
-        table: the rows.
-        name: name of the column.
-        argument: the argument in which the user gave ``name``, for messages.
-        columns: options of reading, with the marks of missing values.
-    """
+    """Return a column's values, with NaN for marks of missing values and no white space around words."""
     column, marks = table.column(name, argument), columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
@@ -204,12 +195,7 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers.
-
-    Example:
-        >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
-        ['-99', '-99.0', '?']
-    """
+    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers."""
     distinct = set(words.dropna())
     numbers = {number for number in parsed(marks).tolist() if number == number}
     found = distinct.intersection(marks)
@@ -219,33 +205,22 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
     return found
 
 
-def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
-    """Return whether a text file's column has numbers, truth values or words (an empty text without any value).
-
-    Args:
-        texts: the column's values, without missing ones.
-        numbers: the same values as numbers, NaN for each that is not a number.
-    """
-    if not texts or _TRUTHS.keys() >= set(texts):
-        return TRUTH if texts else ""
-    known = np.isfinite(numbers)
+def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
+    """Return a column's kind, None for several or an unusable one, and its values as numbers, NaN for what is none."""
+    if table.typed:
+        return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
+    # Each file may have its own notation of numbers.
+    parts = [column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)]
+    numbers, texts = pd.Series(np.concatenate(parts)), values.dropna()
+    if _TRUTHS.keys() >= set(texts):
+        return TRUTH if len(texts) else "", values.map(_TRUTHS)
+    known = np.isfinite(numbers[values.notna()])
     named = known.all() and any(map(_LEADING_ZERO.fullmatch, texts))
-    return NUMBERS if known.any() and not named else WORDS
+    return NUMBERS if known.any() and not named else WORDS, numbers
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """Return the kind of a column and its values: numbers or words, and NaN for missing values.
-
-    Raises:
-        ColumnError: the column has values of several kinds, such as numbers and words, or of a kind that cannot be a
-            feature, such as dates; or a number is too large for single precision.
-
-    Example:
-        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
-        >>> kind, values = read_column(table, "left", Columns(dates={"left": "came"}))
-        >>> kind, values.tolist()
-        ('days since came', [3.0, nan])
-    """
+    """Return the kind of a column and its values: numbers or words, and NaN for missing values."""
     since = (columns.dates or {}).get(name)
     if since is not None:
         start = np.datetime64(0, "D") if since == DAYS else dates_of(table, since, columns)
@@ -255,37 +230,15 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
     there = values.notna()
-    kind, numbers = _typed(values) if table.typed else _from_texts(table, values, columns)
-    _check_kind(table, name, values, kind, columns)
+    kind, numbers = _kind_and_numbers(table, values, columns)
+    if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
+        raise _no_kind(table, name, values, columns)
     if kind == WORDS or not numbers[there].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
     _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
-
-
-def _check_kind(table: Table, name: str, values: pd.Series, kind: str | None, columns: Columns) -> None:
-    """Raise ColumnError if ``kind`` is None (values of several kinds, or of an unusable one) or values are dates."""
-    if kind is None or (kind == WORDS and not table.typed and are_dates(values.dropna())):
-        raise _no_kind(table, name, values, columns)
-
-
-def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
-    """Return the kind of a DataFrame's column, None if it has values of several kinds or of an unusable one; and its
-    values as numbers, NaN for each that is not a number."""
-    return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
-
-
-def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return the kind of a column of text files, and its values as numbers, NaN for each that is not a number.
-
-    Each file of the table may have its own notation of numbers."""
-    parts = by_file(table, values)
-    numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
-    there = values.notna()
-    kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
-    return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
 
 
 def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
@@ -348,28 +301,19 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
         return
     row = int(np.flatnonzero(values.isin(like))[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-    if table.typed:
-        raise ColumnError(
-            f"{where} is a number stored as text. Store all numbers of the column as numbers.", {"exclude": [name]}
-        )
-    if len(notations) != 1:
-        found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
-        why = f"several notations are possible ({found})" if found else "others are in another notation"
-        raise ColumnError(
-            f"{where} is a number, but {why}. Write all numbers in the same notation.", {"exclude": [name]}
-        )
-    marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
-    has = " and ".join(marks[option] for option in notations[0])
-    options = ", ".join(f"{option}: {mark!r}" for option, mark in notations[0].items())
-    raise ColumnError(f"{where} has {has} ({options}).", notations[0])
+    found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
+    if len(notations) == 1 and not table.typed:
+        marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
+        has = " and ".join(marks[option] for option in notations[0])
+        raise ColumnError(f"{where} has {has} ({found}).", notations[0])
+    why = f"several notations are possible ({found})" if found else "others are in another notation"
+    why = "stored as text" if table.typed else why
+    message = f"{where} is a number, but {why}. Write all numbers in the same notation, or store them as numbers."
+    raise ColumnError(message, {"exclude": [name]})
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """Return the dates of a column; times with a time zone are converted to UTC.
-
-    Raises:
-        ColumnError: a value is not a date.
-    """
+    """Return a column's dates, in UTC where they have a time zone."""
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):
         found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change

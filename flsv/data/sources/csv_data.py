@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.data.positive_class import chosen_by_rarity
+from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns, GivenColumns, as_columns
-from flsv.data.sources.encoder import TableEncoder
+from flsv.data.sources.encoder import TableEncoder, group_values
 from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table_file
-from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -83,16 +82,12 @@ class CSVData(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if test_path is not None and test_fraction:
-            raise ConfigurationError(
-                f"{type(self).__name__}: test samples come from test_path or from test_fraction, not both."
-            )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.seed, self.pos_label = batch_size, seed, pos_label
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
-        self.train_set: TensorDataset | None = None
-        self.val_set: TensorDataset | None = None
-        self.test_set: TensorDataset | None = None
+        self.train_set: Any = None
+        self.val_set: Any = None
+        self.test_set: Any = None
         self.group_names: tuple[str, ...] = ()
         self.input_shape: tuple[int, ...] | None = None
         self.num_classes: int | None = None
@@ -123,15 +118,19 @@ class CSVData(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
         generator = generator_for(self.seed, "csv", "order")
-        return DataLoader(self._set("train"), batch_size=self.batch_size, shuffle=True, generator=generator)
+        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator)
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
         """Return batches of the validation samples; an empty list if there are none."""
         return [] if self.val_set is None else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
 
-    def test_dataloader(self) -> DataLoader:
-        """Return batches of the test samples."""
-        return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
+    def test_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Return batches of the test samples; an empty list if there are none."""
+        return [] if self.test_set is None else DataLoader(self.test_set, batch_size=max(self.batch_size, 256))
+
+    def groups_of(self, table: Table) -> np.ndarray | None:
+        """Return the group of each row, ``[N]``; None without a column of groups."""
+        return None if self.group is None else group_values(table, self.group)
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
         """Divide the samples of the first file at random into training, validation and test samples.
@@ -154,10 +153,6 @@ class CSVData(L.LightningDataModule):
             raise ConfigurationError(
                 f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
                 f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
-            )
-        if any(fraction and not count for fraction, count in ((self.val_fraction, val), (self.test_fraction, test))):
-            raise ConfigurationError(
-                f"val_fraction or test_fraction of {samples} samples gives no sample: raise it, or set it to 0."
             )
         held = np.concatenate([stays, free[test + val :]])
         return {"train": np.sort(held), "val": np.sort(free[test : test + val]), "test": np.sort(free[:test])}
@@ -183,21 +178,15 @@ class CSVData(L.LightningDataModule):
         sets = {name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()}
         self.train_set, self.val_set = sets["train"], sets["val"]
         self.test_set = sets["test"] if test is None else TensorDataset(*test)
-        assert self.train_set is not None
+        self.input_shape = tuple(tensors[0].shape[1:])
         if groups is not None:
-            self.train_set.groups = groups[splits["train"]]  # type: ignore[attr-defined]  # an attribute of ours
-            self.train_set.group_kind = self.group  # type: ignore[attr-defined]  # likewise
+            self.train_set.groups = groups[splits["train"]]
+            self.train_set.group_kind = self.group
             self.group_names = tuple(map(str, np.unique(groups)))
         if classes is not None:
-            self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]  # likewise
-            self.train_set.by_rarity = chosen_by_rarity(classes, self.pos_label)  # type: ignore[attr-defined]  # likewise
+            self.train_set.classes = tuple(classes)
+            self.train_set.by_rarity = chosen_by_rarity(classes, self.pos_label)
             self.num_classes = len(classes)
-
-    def _set(self, split: str) -> TensorDataset:
-        samples = getattr(self, f"{split}_set")
-        if samples is None:
-            raise ConfigurationError(f"{self.path!r} has no {split} samples: set test_path or test_fraction.")
-        return samples
 
 
 class TableData(CSVData):
@@ -243,7 +232,7 @@ class TableData(CSVData):
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = self.encoder
         files = [encoder.rows(file) for file in (train, test) if file is not None]
-        groups = None if self.group is None else group_values(files[0], self.group)
+        groups = self.groups_of(files[0])
         splits = self.split(len(files[0]), groups)
         table, sizes = one_table(files), list(map(len, files))
         fit = np.zeros(len(table), dtype=bool)
@@ -255,23 +244,14 @@ class TableData(CSVData):
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
-            self.test_set.row_names = encoder.row_names(table)  # type: ignore[attr-defined]  # likewise
-        self.input_shape = tuple(sets[0].tensors[0].shape[1:])
+            self.test_set.row_names = encoder.row_names(table)
 
 
 _WORD = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
-    """Hash the first ``max_words`` words of a text to numbers in 1 .. 2^32 - 1, which are the same on every machine.
-
-    A hash is the CRC-32 of the word in UTF-8. A word is a run of letters, digits and underscores
-    of any script; case and Unicode's compatible forms do not matter.
-
-    Example:
-        >>> hashed_words("Profit rose", 9), hashed_words("PROFIT, rose!", 1)
-        ([4122618561, 2587067636], [4122618561])
-    """
+    """Hash a text's first words, of any script and case, to their CRC-32 in UTF-8, in 1 .. 2^32 - 1."""
     words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
     return [zlib.crc32(word.encode()) or 1 for word in words]
 
@@ -317,13 +297,11 @@ class TextData(CSVData):
         self.text, self.label, self.max_words = text, label, max_words
 
     def encode(self, train: Table, test: Table | None) -> None:
-        files = [with_values(file, self.label, "label", self.columns) for file in (train, test) if file is not None]
-        groups = None if self.group is None else group_values(files[0], self.group)
-        names = class_names(files[0], self.label, "label", self.pos_label)
-        words = [self._words(file.column(self.text, "text")) for file in files]
-        sets = [(x, class_labels(file, self.label, "label", names)) for x, file in zip(words, files)]
-        self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
-        self.input_shape = (self.max_words,)
+        encoder = TableEncoder(self.columns, self.label, self.group, self.pos_label)
+        files = [encoder.rows(file) for file in (train, test) if file is not None]
+        groups, classes = self.groups_of(files[0]), encoder.classes(files[0])
+        sets = [(self._words(file.column(self.text, "text")), encoder.targets(file)) for file in files]
+        self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], classes)
 
     def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
@@ -334,15 +312,7 @@ class TextData(CSVData):
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """Cut a text's UTF-8 bytes into pieces that overlap by one: uint8 ``[n, length + 1]``.
-
-    The first ``length`` bytes of a piece predict its last ``length`` bytes, so every byte of the text except the first
-    is predicted once. Bytes at the end that do not fill a piece are left out.
-
-    Example:
-        >>> [bytes(piece).decode() for piece in windows("abcdefgh", 3)]
-        ['abcd', 'defg']
-    """
+    """Cut a text's UTF-8 bytes into pieces that overlap by one, uint8 ``[n, length + 1]``."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     count = max(len(data) - 1, 0) // length
     return data[np.arange(count)[:, None] * length + np.arange(length + 1)]
@@ -382,18 +352,14 @@ class CharacterData(CSVData):
 
     def encode(self, train: Table, test: Table | None) -> None:
         pieces, counts = self._pieces(train)
-        groups = np.zeros(len(train), dtype=int) if self.group is None else group_values(train, self.group)
-        of = np.repeat(groups, counts)
-        lost = np.setdiff1d(groups, of).tolist()
-        if lost:
-            whose = "all texts" if self.group is None else f"the texts of {lost[0]!r} ({self.group})"
+        groups = self.groups_of(train)
+        of = None if groups is None else np.repeat(groups, counts)
+        for lost in () if groups is None else np.setdiff1d(groups, np.repeat(groups, counts)).tolist():
             raise ConfigurationError(
-                f"{train.path}: {whose} are too short for a piece of {self.length + 1} characters. Lower length."
+                f"{train.path}: the texts of {lost!r} ({self.group}) are too short for a piece of {self.length + 1} "
+                "characters. Lower length."
             )
-        rest = None if test is None else self._pieces(test)[:1]
-        grouped = None if self.group is None else of
-        self.keep((pieces,), self.split(len(pieces), grouped), grouped, rest)
-        self.input_shape = (self.length + 1,)
+        self.keep((pieces,), self.split(len(pieces), of), of, None if test is None else self._pieces(test)[:1])
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Cut all texts into pieces; return the pieces, int64 ``[n, length + 1]``, and the number of pieces of each

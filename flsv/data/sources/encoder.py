@@ -1,8 +1,10 @@
-"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and a function
-that makes a source of tables: of one table with a column of clients, or of one table per client."""
+"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and the source
+of one table with a column of clients, or of one table per client."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,31 +21,24 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from flsv.data.groups import plain_names
-from flsv.data.positive_class import chosen_by_rarity
+from flsv.data.groups import check_spelling, plain_names
+from flsv.data.labels import chosen_by_rarity, in_order, positive_last
 from flsv.data.sources.base import ColumnCard, Reading, SourceData
-from flsv.data.sources.columns import FEW, Columns, without_gaps
+from flsv.data.sources.columns import FEW, LARGEST, Columns, without_gaps
+from flsv.data.sources.notation import parsed
 from flsv.data.sources.reading import read_columns
-from flsv.data.sources.table import Table, one_table
-from flsv.data.sources.targets import class_labels, class_names, group_values, numeric_target, with_values
+from flsv.data.sources.table import Table, one_table, other_words, words_of
 from flsv.utilities.errors import ConfigurationError, listed
 
 
 class TableEncoder:
     """Encoder that turns the tables of clients and server, which have the same columns, into features and targets.
 
-    Args:
-        columns: options by which columns become features and targets.
-        target: the column to predict.
-        group: the column with each row's client, which is not a feature; None: there is no such column.
-        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
-
     Attributes:
-        feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
-            :meth:`features`.
-        read: a :class:`ColumnCard` for each column from which features were made; set by :meth:`features`.
-        target_mean, target_std: mean and standard deviation of a standardized target, set by :meth:`targets`; 0 and 1
-            for other targets. A prediction times ``target_std`` plus ``target_mean`` is in the unit of the table.
+        feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``.
+        read: a :class:`ColumnCard` for each column from which features were made.
+        target_mean, target_std: mean and standard deviation of a standardized target, else 0 and 1. A prediction times
+            ``target_std`` plus ``target_mean`` is in the unit of the table.
 
     Example:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
@@ -65,24 +60,23 @@ class TableEncoder:
         self._classes: tuple[str, ...] | None = None
 
     def rows(self, table: Table) -> Table:
-        """Return the rows of ``table`` that have a target."""
-        return with_values(table, self.target, "target", self.columns)
+        """Return the rows that have a target, with a warning if others are left out."""
+        missing = without_gaps(table, self.target, "target", self.columns).isna().to_numpy()
+        if missing.all():
+            raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
+        if missing.any():
+            left = f"{missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left out"
+            rank_zero_warn(f"{table.path}: {left}.")
+            return table.take(np.flatnonzero(~missing))
+        return table
 
     def row_names(self, table: Table) -> dict[str, list[str]]:
-        """Return ``{title: texts}`` with which users recognize each row in the file; see :meth:`Table.row_names`."""
+        """Return ``{title: texts}`` with which users recognize each row in the file."""
         return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
-        """Encode the features, float32 ``[N, D]``: first numbers, then categories, then indicators of missing values.
-
-        Args:
-            table: rows of all tables, the training rows first.
-            fit: bool ``[N]``, the rows on which means, deviations and categories are fitted.
-
-        Raises:
-            ConfigurationError: a column is missing in a table, has both numbers and words, has no value in a training
-                row, or has too many categories.
-        """
+        """Encode the features as float32 ``[N, D]``: numbers, categories, marks of missing values, fitted on the rows
+        ``fit``, bool ``[N]``."""
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
         lines = [f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"]
@@ -91,11 +85,7 @@ class TableEncoder:
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """Return scikit-learn's transformer of the columns in :attr:`read`, unfitted, and set :attr:`feature_names`.
-
-        Args:
-            fit: bool ``[N]``, the training rows, on which the caller fits the transformer.
-        """
+        """Return scikit-learn's transformer of the columns in :attr:`read`, unfitted, and set :attr:`feature_names`."""
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
         gappy = [each.name for each in self.read if each.values[fit].isna().any()]
@@ -113,30 +103,52 @@ class TableEncoder:
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
-        """Return the names of the classes in ``table``, which are stored for :meth:`targets`; None for regression."""
+        """Return the names of the classes, the positive one of two last, and keep them for :meth:`targets`; None for
+        regression."""
         if self.columns.task == "classification":
-            self._classes = class_names(table, self.target, "target", self.pos_label, self.columns.classes)
+            known, values = self.columns.classes, words_of(table.column(self.target, "target"))
+            names = in_order(known or values.unique().tolist())
+            if known is None:
+                self._check_labels(table, values, names)
+            self._classes = positive_last(names, [int((values == each).sum()) for each in names], self.pos_label)
         return self._classes
 
+    def _check_labels(self, table: Table, values: pd.Series, names: Sequence[str]) -> None:
+        about = f"target {self.target!r}"
+        if len(names) < 2 or len(names) > max(2, len(values) // 2):
+            raise ConfigurationError(
+                f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which cannot be "
+                "classes. Name another column; to predict a number, set task: regression in columns."
+            )
+        check_spelling(names, f"{table.path}: {about}")
+        message = other_words(table, about, values)
+        if message is not None:
+            raise ConfigurationError(
+                f"{message} Write the classes the same way everywhere. If all these are classes, name them: columns: "
+                f'{{"classes": {json.dumps(names)}}}.'
+            )
+
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Encode the targets. The option ``task`` of the columns decides whether they are classes or numbers.
-
-        Args:
-            table: the rows.
-            fit: bool ``[N]``, the rows on which the mean and deviation of a standardized target are fitted; None:
-                numbers are not standardized now.
-
-        Returns:
-            The index of each row's class, int64 ``[N]`` (call :meth:`classes` before), or the numbers to predict,
-            float32 ``[N]``.
-
-        Raises:
-            ConfigurationError: a class is not among the training rows' classes; a value is not a number; or all rows of
-                ``fit`` have the same number, which cannot be standardized.
-        """
+        """Return the index of each row's class, int64 ``[N]``, or numbers, float32 ``[N]``, standardized by the rows
+        ``fit``."""
+        column = table.column(self.target, "target")
         if self._classes is not None:
-            return class_labels(table, self.target, "target", self._classes)
-        numbers = numeric_target(table, self.target, self.columns)
+            values = words_of(column)
+            labels = pd.Index(self._classes).get_indexer(values)
+            for row in np.flatnonzero(labels < 0).tolist():
+                raise ConfigurationError(
+                    f"{table.where(row)}: {values.iloc[row]!r} in target {self.target!r} is none of "
+                    f"the {len(self._classes)} classes: {listed(self._classes, 20)}."
+                )
+            return torch.from_numpy(labels.astype(np.int64))
+        numbers = parsed(column.tolist(), self.columns.decimal, self.columns.thousands)
+        wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
+        for row in wrong:
+            raise ConfigurationError(
+                f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number, as "
+                f"{len(wrong)} of {len(table)}: a class, a missing value (gaps), or in another notation (decimal, "
+                "thousands)?"
+            )
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
@@ -144,20 +156,15 @@ class TableEncoder:
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Encode the features and targets of several tables and return one data set per table.
-
-        Args:
-            table: rows of all tables, one table after the other.
-            sizes: number of rows of each table.
-            fit: bool ``[N]``, the rows on which the encoding is fitted; None: the data sets have 0 features.
-        """
+        """Return one data set for each concatenated table, which have ``sizes`` rows; without ``fit``
+        they have 0 features."""
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Return a :class:`ColumnCard` for each column, also for columns that are no features, with the column's values
-        in the first ``rows`` rows of ``table``; call :meth:`features` before."""
+        """Return a :class:`ColumnCard` for each column, also of what is no feature, with the values of the first
+        ``rows`` rows."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):
@@ -167,62 +174,54 @@ class TableEncoder:
         return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
 
     def names(self, table: Table) -> list[str]:
-        """Return the names of the columns to read as features, including columns that only some of the concatenated
-        tables have."""
+        """Name the columns to read as features, also those that only some of the concatenated tables have."""
         for argument in ("features", "categorical", "dates", "exclude", "gaps"):
             named = getattr(self.columns, argument) or ()
             for name in () if argument == "gaps" and isinstance(named, list) else named:
                 replace(table, together=()).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
-        names = [name for name in self.columns.features or table.frame.columns if name not in taken]
-        if not names:
-            raise ConfigurationError(f"Columns: no column is left from which to predict {self.target!r}.")
-        return names
+        return [name for name in self.columns.features or table.frame.columns if name not in taken]
+
+
+def group_values(table: Table, name: str) -> np.ndarray:
+    """Return each row's group ``[N]``, as numbers, so that 2 is before 10, if none begins with a zero."""
+    values = words_of(table.column(name, "group")).fillna("")
+    empty = np.flatnonzero(values == "").tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
+            "row needs a client: fill them in, or leave the rows out."
+        )
+    names = list(dict.fromkeys(values))
+    check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
+    whole = all(re.fullmatch(r"0|-?[1-9]\d*", each) for each in names)
+    return values.map(int if whole else str).to_numpy()
 
 
 def tables_source(
-    tables: Mapping[str, Table],
-    held_out: Mapping[str, Table | None],
-    label: str,
-    reading: Reading,
-    clients: bool,
+    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], label: str, reading: Reading, clients: bool
 ) -> SourceData:
-    """Return the source for tables, whose columns a :class:`TableEncoder` turns into features and targets.
-
-    The source has no features yet: its function ``fitted`` makes them when the clients' training rows are known, and
-    fits means, deviations and categories on these rows only.
-
-    Args:
-        tables: ``{client: table}``, or a single table under any name.
-        held_out: the tables ``val`` and ``test``, whose rows belong to no client; None without such a table.
-        label: the column to predict.
-        reading: options of reading: the column with each row's client in a single table, the options by which the other
-            columns become features, and the positive class.
-        clients: whether each table belongs to one client.
-
-    Raises:
-        ConfigurationError: the tables differ in their columns, or :class:`TableEncoder` refuses a column.
-    """
+    """Return the source of tables; its function ``fitted`` makes the features once the training rows are known."""
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
             for name, table in tables.items()
         }
-    group = reading.group
-    encoder = TableEncoder(reading.columns, label, group, reading.pos_label)
+    encoder = TableEncoder(reading.columns, label, reading.group, reading.pos_label)
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
-    groups, names = _groups(train, group, tuple(tables) if clients else ())
+    groups, names = _groups(train, reading.group, tuple(tables) if clients else ())
     if groups is not None:
-        rows, left_out = one_table(train).frame.reset_index(drop=True), [group, *(reading.columns.exclude or ())]
+        rows, left_out = (
+            one_table(train).frame.reset_index(drop=True),
+            [reading.group, *(reading.columns.exclude or ())],
+        )
         _warn_of_copies(rows.drop(columns=left_out, errors="ignore"), pd.Series(groups.numpy()), names)
     table = one_table([*train, *held.values()])
     sizes = [sum(map(len, train)), *map(len, held.values())]
     classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        """Return the source with features that are fitted on ``fit_rows``, the indices of each client's training rows;
-        if ``fit_rows`` is None, without features."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

@@ -3,7 +3,6 @@ the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,15 +25,7 @@ if TYPE_CHECKING:
 
 
 def digits() -> SourceData:
-    """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, always the same split.
-
-    The split is stratified by class.
-
-    Example:
-        >>> data = digits()
-        >>> len(data.train), len(data.test), data.train[0][0].shape
-        (1437, 360, torch.Size([1, 8, 8]))
-    """
+    """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, split by class."""
     pixels, labels = load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(pixels, labels, test_size=0.2, stratify=labels, random_state=0)
     sets = [
@@ -50,15 +41,7 @@ SPREAD = 0.8
 
 
 def gaussians() -> SourceData:
-    """Draw 4,000 training and 2,000 test points of four equally large classes; every call returns the same points.
-
-    A sample is ``(float32 [5], class)``: x, y, x^2, y^2 and xy of a point with the coordinates x and y.
-
-    Example:
-        >>> data = gaussians()
-        >>> len(data.train), data.train[0][0].shape
-        (4000, torch.Size([5]))
-    """
+    """Draw 4,000 training and 2,000 test points of four classes: x, y, x^2, y^2 and xy, float32 ``[5]``."""
     sets = []
     for size, split in ((4000, "train"), (2000, "test")):
         labels = torch.arange(size) % 4
@@ -79,18 +62,8 @@ KINDS = {
 
 
 def vision(name: str, root: str | None, download: bool = False) -> SourceData:
-    """Load one of torchvision's data sets of images; return its training samples, its test samples and the names of its
-    classes. Pixels are normalized by the mean and standard deviation of all training pixels, per channel.
-
-    Args:
-        name: name of the data set, a key of ``KINDS``.
-        root: the folder in which torchvision looks for the data set's own folder, such as ``MNIST`` or
-            ``cifar-10-batches-py``; None for ``$FLSV_DATA_ROOT``, else ``data``.
-        download: whether to download missing files into ``root``.
-
-    Raises:
-        ConfigurationError: files are missing, damaged, or cannot be downloaded.
-    """
+    """Load one of torchvision's data sets of images, normalized by the training pixels' mean and deviation per
+    channel."""
     from torchvision import datasets
 
     kind, files, mean, std = KINDS[name]
@@ -132,22 +105,17 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         >>> len(data.class_names), len(data.train)
         (10, 1437)
     """
-    kind = known_as(name)
-    if kind == "digits":
-        return digits()
-    if kind == "gaussians":
-        return gaussians()
-    if kind is not None:
-        return vision(kind, root, download)
+    if name in KINDS:
+        return vision(name, root, download)
+    if name in ("digits", "gaussians"):
+        return digits() if name == "digits" else gaussians()
     place = find_place(name, root)
     if place is not None and place.is_dir():
         return folder(place, image_size)
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
-    close = difflib.get_close_matches(name.lower(), DATA_SETS, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigurationError(
-        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
+        f"No data set {name!r} was found. Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
     )
 
@@ -158,17 +126,8 @@ def known_as(name: object) -> str | None:
 
 
 def npz(path: Path) -> SourceData:
-    """Load the images of an ``.npz`` file.
-
-    Images are ``[N, H, W]`` or ``[N, H, W, 3]`` (or ``1``). 8-bit pixels are scaled to -1 .. 1, as is usual for
-    MedMNIST; floating-point pixels stay unchanged. Labels are one integer per image in 0 .. M-1, ``[N]`` or ``[N, 1]``.
-    Any other array ``train_<name>`` with one entry per training image becomes the attribute ``<name>`` of the training
-    set, so that ``groups: <name>`` can name it.
-
-    Raises:
-        ConfigurationError: the file is not an ``.npz`` archive, an array is missing, or shapes or types differ from
-            these.
-    """
+    """Load an ``.npz`` file: 8-bit pixels become -1 .. 1, as usual for MedMNIST, and any other ``train_<name>`` an
+    attribute."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
@@ -179,9 +138,9 @@ def npz(path: Path) -> SourceData:
     if missing:
         raise ConfigurationError(f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}.")
     kinds = {f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}" for split in splits}
-    if len(kinds) > 1:
+    if len(kinds) > 1:  # 8-bit pixels are scaled, and others are not
         raise ConfigurationError(
-            f"{path}: images are {' and '.join(sorted(kinds))} each. All images need the same shape and type."
+            f"{path}: images are {' and '.join(sorted(kinds))} each: give them one shape and type."
         )
     sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
     train = sets["train"]
@@ -194,13 +153,7 @@ def npz(path: Path) -> SourceData:
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
     """Return a data set of the images float32 ``[N, C, H, W]`` and classes of one split (``train``, ``val`` or
-    ``test``).
-
-    Args:
-        path: path of the file, for messages.
-        split: name of the split.
-        arrays: all arrays of the file, by name.
-    """
+    ``test``)."""
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
@@ -218,27 +171,12 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
-    """Open a folder with images in class folders; an image is decoded when it is read.
-
-    The header of every file is checked here; a file that cannot be decoded later raises an error with the file's name.
-
-    Args:
-        path: the folder with the subfolders ``train``, ``test`` and optionally ``val``; or with one subfolder per
-            class, whose images are then all for training.
-        image_size: side in pixels of the square to which images are resized; pixels lie in 0 .. 1.
-
-    Raises:
-        ConfigurationError: a subfolder is missing or empty, the splits' classes differ, a file is not an image, or an
-            image has more than 8 bits per channel.
-    """
+    """Open a folder of images by split and class, or by class, which are decoded when they are read."""
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
         return SourceData(whole, class_names=tuple(whole.classes))
     splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
-    try:
-        sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{path} has no images as <split>/<class>/*.png: {error}") from error
+    sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
@@ -262,11 +200,7 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
 
 
 def read_image(path: str, decode: bool = True) -> Image.Image | None:
-    """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG) and return None.
-
-    Raises:
-        ConfigurationError: the image cannot be decoded, or has more than 8 bits per channel.
-    """
+    """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG)."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
@@ -288,21 +222,8 @@ def has_class_folders(path: Path) -> bool:
 
 
 def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
-    """Return the path of each client's data in a folder that has one table or one subfolder per client.
-
-    A client's subfolder has class folders or a table. Hidden files and folders and files of other kinds are ignored.
-
-    Args:
-        path: path of the folder.
-        is_table: function that returns whether a path is a table, a file or folder with one participant's samples.
-
-    Returns:
-        ``{client's name: path}``. The server's data, tables or subfolders called ``val`` and ``test``, are also in the
-        dictionary, under these names. It is empty if the folder has images by class, or by split and class.
-
-    Raises:
-        ConfigurationError: the folder has no data that can be read, or data of several kinds.
-    """
+    """Return ``{client: path}`` of a folder with one table or subfolder per client, ``val`` and ``test`` among them;
+    empty for images by class or split."""
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
     tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
@@ -330,11 +251,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key for a name, by which numbers in names are compared as numbers: clinic 2 before clinic 10.
-
-    Example:
-        >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)
-        ['Annex', 'clinic 2', 'clinic 10']
-    """
+    """Return a sorting key by which clinic 2 comes before clinic 10."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if place % 2 else part.casefold() for place, part in enumerate(parts)], name

@@ -15,14 +15,21 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
 )
 
 from flsv.data.groups import plain_names
-from flsv.data.positive_class import chosen_by_rarity
+from flsv.data.labels import chosen_by_rarity, class_names_of
 from flsv.data.sources.base import (
     Reading,
     SourceData,
@@ -35,7 +42,6 @@ from flsv.data.sources.base import (
     read_frame,
 )
 from flsv.data.sources.encoder import tables_source
-from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, check_lightning
@@ -132,29 +138,17 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether a kind of source other than images with splits matches a path or name; its samples can then be
-    those of one client."""
+    """Return whether samples of a path or name can be one client's: any kind but images with splits."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
 def _is_one(path: Path) -> bool:
-    """Return whether a path has a single participant's samples: whether it is a file for which :func:`_is_rows` is
-    True, or a folder that a kind of source of another package matches."""
+    """Return whether a path has one participant's samples: such a file, or a folder that another package reads."""
     return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
 
 
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
-    """Read one data set (of one client, of all clients, or validation or test data) as samples or as a table.
-
-    Args:
-        given: the data, in one of the forms listed in :data:`KINDS`.
-        reading: options of reading.
-        what: words for the data or their owner, with which error messages begin.
-        whole: whether data with splits of their own are accepted, which are then returned as ``SourceData``.
-
-    Raises:
-        ConfigurationError: the data cannot be read, or have no samples.
-    """
+    """Read one data set as samples or a table; with ``whole`` also data with splits of their own."""
     try:
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
@@ -170,10 +164,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Return the path that the user's ``given`` stands for, or ``given`` itself if it is the name of a data set.
-
-    For a client's folder that has a single file of samples, return this file's path. With ``whole``, a path that does
-    not exist is returned as it is; without, it raises a ConfigurationError."""
+    """Return the path that ``given`` means, such as the only file in a client's folder, or the name of a data set."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -188,8 +179,7 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind of source that matches, and repeat this with the result until it is a data set, a
-    table or a ``SourceData``."""
+    """Open data by the first kind of source that matches, again and again until samples or a table are left."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -205,25 +195,7 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
 def open_source(
     source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
 ) -> SourceData:
-    """Open a source, or the data of each client, by the first kind of source that matches.
-
-    Args:
-        source: the user's argument ``source`` of :class:`~flsv.data.FederatedDataModule`.
-        reading: options of reading, for all data.
-        held_out: ``{"val": data, "test": data}``, the user's validation and test data; None for each that is not given.
-        clients: ``{client: data}``, in place of ``source``; None: ``source`` is read.
-
-    Raises:
-        ConfigurationError: the data cannot be read; the message says which forms can be read.
-
-    Example:
-        >>> len(open_source("digits", Reading(), {}).train)
-        1437
-        >>> both = {"Boston": (torch.zeros(2, 3), ["ill", "well"]), "Lyon": (torch.ones(1, 3), ["well"])}
-        >>> data = open_source(None, Reading(), {}, both)
-        >>> data.train.tensors[1], data.groups, data.group_names, data.class_names
-        (tensor([1, 0, 0]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('well', 'ill'))
-    """
+    """Open a source, or the data of each client, by the first kind of source that matches."""
     if clients is not None:
         return _own_source(clients, held_out, reading, clients=True)
     check_lightning(source)
@@ -242,21 +214,13 @@ def open_source(
 
 
 def _splits(source: Any) -> dict[str, Any]:
-    """Return ``{"train": source}``; if the source is a pair of data sets, ``{"train": first, "test": second}``."""
-    splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    return dict(zip(("train", "test"), source if splits else [source]))
+    """Return ``{"train": source}``, or ``{"train": first, "test": second}`` of a pair of data sets."""
+    pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    return dict(zip(("train", "test"), source if pair else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}``: each is the user's if there is one, else the source's own, else None.
-
-    Args:
-        given: the user's validation data ``val`` and test data ``test``; None, or no entry, if the user gives none.
-        found: the source's own ``val`` and ``test``.
-
-    Raises:
-        ConfigurationError: the user and the source both have validation data, or both have test data.
-    """
+    """Return ``{"val": data, "test": data}``, the user's or else the source's own."""
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
         raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
@@ -270,33 +234,16 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
 
 
-def _read_parts(given: Mapping[str, Any], reading: Reading, clients: bool) -> dict[str, Any]:
-    """Read each data set in ``given``; raise one ConfigurationError that reports all that cannot be read."""
-    parts, problems = {}, []
-    for name, each in given.items():
-        try:
-            parts[name] = read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
-        except ConfigurationError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-    return parts
-
-
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
-    """Combine the clients' data, or a single data set under any name, into one source.
-
-    Args:
-        train: ``{client: data}``, or ``{name: data}`` of a single data set.
-        held_out: validation data ``val`` and test data ``test``; None for each that is not there.
-        reading: options of reading.
-        clients: whether ``train`` has one entry per client.
-    """
+    """Combine the clients' data, or a single data set under any name, into one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
-    parts = _read_parts(train, reading, clients)
+    parts: dict[str, Any] = {
+        name: read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
+        for name, each in train.items()
+    }
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
@@ -318,17 +265,7 @@ def _own_source(
 def _sets_source(
     found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
 ) -> SourceData:
-    """Return a copy of ``found`` with the clients' data sets, concatenated, as training data, and with validation and
-    test data. A class has the same index in all these data sets, see :func:`flsv.data.sources.base.one_numbering`.
-
-    Args:
-        found: the source whose other attributes, such as the loaders' options, are kept.
-        parts: ``{client: data set}``, or a single data set under any name.
-        held: the validation data ``val`` and test data ``test``; None for each that is not there.
-        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer
-            one.
-        clients: whether ``parts`` has one entry per client.
-    """
+    """Return ``found`` with the clients' data sets concatenated, and with validation and test data."""
     sets, rest, classes = one_numbering(parts, held, pos_label)
     ours = all(map(by_name, parts.values()))
     if clients:
@@ -342,3 +279,78 @@ def _sets_source(
         class_names=classes or found.class_names,
         by_rarity=ours and chosen_by_rarity(classes, pos_label),
     )
+
+
+#: Methods of ``DataLoader``; a subclass that overrides one of them may make other batches.
+_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
+
+
+def module_source(module: L.LightningDataModule) -> SourceData:
+    """Return the source of a data module's training and validation loaders, after its ``setup("fit")``."""
+    name, loader = type(module).__name__, _single(module.train_dataloader())
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or type(loader.batch_sampler) is not BatchSampler
+        or makes_own_batches(loader)
+    ):
+        raise ConfigurationError(
+            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
+            "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, "
+            "or the data set as source."
+        )
+    indices, sampler = None, loader.batch_sampler.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        # This sampler usually holds out validation samples of the same data set, which must stay held out.
+        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
+    elif not isinstance(sampler, SequentialSampler) and not (
+        # For mypy: a map-style data set has a length.
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    ):
+        kind = type(sampler).__name__
+        rank_zero_warn(
+            f"{name}'s training loader draws samples by {kind}. Each client's samples are shuffled uniformly instead."
+        )
+    val, eval_options = None, _options(loader)
+    val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+    if (
+        isinstance(val_loaders, DataLoader)
+        and type(val_loaders.batch_sampler) is BatchSampler
+        and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler)
+        and not makes_own_batches(val_loaders)
+    ):
+        val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
+    return SourceData(
+        loader.dataset,
+        val,
+        val_loaders,
+        indices=indices,
+        class_names=class_names_of(loader.dataset),
+        train_options=_options(loader),
+        eval_options={**eval_options, "drop_last": False},
+        pooled=getattr(module, "pooled_inputs", False),
+        columns=getattr(module, "columns_read", ()),
+        by_rarity=getattr(loader.dataset, "by_rarity", False),
+    )
+
+
+def _single(loaders: Any) -> Any:
+    """Return the only loader of a list, None if the list is empty, and anything else unchanged."""
+    if isinstance(loaders, list | tuple) and len(loaders) <= 1:
+        return loaders[0] if loaders else None
+    return loaders
+
+
+def makes_own_batches(loader: DataLoader) -> bool:
+    """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
+    classes = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    return any(name in vars(each) for each in classes for name in _BATCHES)
+
+
+def _options(loader: DataLoader) -> dict[str, Any]:
+    return {
+        # From the batch sampler, which may be given instead of these two options.
+        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it
+        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]  # module_source checks it
+        **{name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")},
+    }

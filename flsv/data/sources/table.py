@@ -30,15 +30,7 @@ def is_table_file(path: Any) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns.
-
-    Args:
-        path: path of the file, or another name for the origin of the rows, for messages.
-        frame: the columns; their names have no white space around them. The index of a row is the number of the line in
-            which it ends in the file, or the number of the row.
-        typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
-        together: the tables from which this one was concatenated; empty for a single table.
-    """
+    """Rows with named columns, texts unless ``typed``; a row's index is the line in which it ends, or its number."""
 
     path: Path | str
     frame: pd.DataFrame
@@ -54,25 +46,17 @@ class Table:
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return a text for messages that names the rows at the positions ``rows``: by their lines in the file, or by
-        their numbers in a DataFrame.
-
-        Example:
-            >>> Table("wards.csv", pd.DataFrame(index=[2, 3, 4, 9])).places([0, 1, 2, 3])
-            'line 2 .. 4, 9'
-        """
+        """Name rows by their lines in the file, or their numbers in a DataFrame."""
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Return the names of the concatenated tables that have a row selected by ``rows``, bool ``[N]``, for messages;
-        if all of them have one, return the name of this table."""
+        """Name the concatenated tables that have a row of ``rows``, bool ``[N]``."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """Return a text for messages that names the table, among those that were concatenated, and the line in its file
-        from which row number ``row`` comes."""
+        """Name the table, of those concatenated, and the line from which a row comes."""
         for part in self.parts:
             if row < len(part):
                 break
@@ -84,32 +68,13 @@ class Table:
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return ``{title: texts}`` with which users recognize each row in the file: line, client and identifying
-        columns.
-
-        Args:
-            ids: names of the identifying columns; columns that the table lacks are left out.
-            group: the column with each row's client; None without such a column.
-
-        Example:
-            >>> frame = pd.DataFrame({"ward": ["A", "B"], "id": ["7", "9"]}, index=[2, 3])
-            >>> Table("wards.csv", frame).row_names(["id", "nr"], "ward")
-            {'line': ['2', '3'], 'client': ['A', 'B'], 'id': ['7', '9']}
-        """
+        """Return ``{title: texts}`` with which users recognize each row: line, client, identifying columns."""
         columns = {"client": group, **{name: name for name in ids}}
         held = {title: self.frame[name].astype(str).tolist() for title, name in columns.items() if name in self.frame}
         return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
-        """Return a column by its name.
-
-        Args:
-            name: name of the column.
-            argument: the argument in which the user gave ``name``, for the message.
-
-        Raises:
-            ConfigurationError: a table has no column ``name``.
-        """
+        """Return the column that the user named in ``argument``."""
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
@@ -118,7 +83,7 @@ class Table:
 
 
 def one_table(tables: Sequence[Table]) -> Table:
-    """Concatenate tables. If one of them is a text file, the values of all tables become text."""
+    """Concatenate tables, as texts if one of them is a text file."""
     if len(tables) == 1:
         return tables[0]
     typed = all(table.typed for table in tables)
@@ -127,14 +92,7 @@ def one_table(tables: Sequence[Table]) -> Table:
 
 
 def words_of(column: pd.Series) -> pd.Series:
-    """Convert values to texts without white space around them; missing values become NaN.
-
-    Whole numbers get no decimal point, although pandas converts them to floats in a column with missing values.
-
-    Example:
-        >>> words_of(pd.Series([3.0, None])).tolist(), words_of(pd.Series([3.5, 1.0])).tolist()
-        (['3', nan], ['3.5', '1.0'])
-    """
+    """Convert values to texts, whole numbers without a decimal point, although pandas makes them floats beside gaps."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
     missing = pd.isna(values)
     floats = [value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)]
@@ -151,19 +109,7 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
 
 
 def other_words(table: Table, about: str, values: pd.Series) -> str | None:
-    """Return a sentence that names the tables whose words in a column occur in none of the other tables; None if there
-    are no such tables.
-
-    Args:
-        table: the rows of all tables.
-        about: the words for the column in the sentence.
-        values: the column's words, and NaN.
-
-    Example:
-        >>> parts = [Table(name, pd.DataFrame(index=[0])) for name in "abc"]
-        >>> other_words(Table("all", pd.DataFrame(), together=parts), "'ill'", pd.Series(["yes", "yes", "True"]))
-        "c: 'ill' is 'True', and never 'yes' as in the other tables."
-    """
+    """Return a sentence on the tables whose words no other table has; None without any."""
     held = [set(words) for words in texts_by_file(table, values)]
     joined = next(filter(None, held), set())
     while (more := joined.union(*(words for words in held if joined & words))) != joined:
@@ -189,8 +135,7 @@ def data_root(root: str | None) -> Path:
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """Return the path of a file or folder, relative to :func:`data_root` or, if it does not exist there, to the working
-    folder; None if it does not exist."""
+    """Return a path below :func:`data_root` or else the working folder; None if it does not exist."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
@@ -208,29 +153,22 @@ def read_table_file(path: Path, delimiter: str = ",", encoding: str | None = Non
 
 
 def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None) -> Table:
-    """Read a file with a header line, in UTF-8 with or without a byte order mark; quoted values may span lines.
-
-    Args:
-        path: the file.
-        delimiter: the character between values; if the header does not contain it, a semicolon, tab or vertical bar in
-            the header is used.
-        encoding: the encoding if the file is not in UTF-8; None: such a file is refused.
-
-    Raises:
-        ConfigurationError: the file is not text or not a table, a column has no name, two columns have the same name,
-            or a row has more or fewer values than the header, or the same.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "wards.csv"
-        ...     _ = path.write_text('ward,note\\nA,"slept, then ate"\\nB,\\n')
-        ...     read_csv_table(path).frame["note"].tolist()
-        ['slept, then ate', '']
-    """
+    """Read a text file with a header line, whose delimiter may be another one of the header's."""
     csv.field_size_limit(_LONGEST)
-    text = _decoded(path, encoding)
-    delimiter = _delimiter_of(text, delimiter)
+    data = path.read_bytes()
+    for each in ("utf-8-sig", encoding or "utf-8"):
+        try:
+            text = data.decode(each)
+            break
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+    else:
+        raise ConfigurationError(
+            f"{path}, line {line}: this is not {encoding or 'UTF-8'}. Save it in UTF-8, or name its encoding, as of "
+            'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
+        )
+    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
+    delimiter = next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
     rows: list[list[str]] = []
     lines: list[int] = []  # of the file, since a value may span several
     try:
@@ -259,38 +197,6 @@ def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None
     return Table(path, frame)
 
 
-def _decoded(path: Path, encoding: str | None) -> str:
-    """Return the text of a file in UTF-8 or, if it is not, in ``encoding``.
-
-    Raises:
-        ConfigurationError: the file cannot be read or decoded.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
-    for each in ("utf-8-sig", encoding or "utf-8"):
-        try:
-            return data.decode(each)
-        except (UnicodeDecodeError, LookupError) as error:
-            place = data.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else 1
-    raise ConfigurationError(
-        f"{path}, line {place}: this is not {encoding or 'UTF-8'}. Save the file in UTF-8, or name its encoding, as of "
-        'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
-    )
-
-
-def _delimiter_of(text: str, delimiter: str) -> str:
-    """Return the delimiter of a table: ``delimiter`` if the first line contains it, else another one that it contains.
-
-    Example:
-        >>> _delimiter_of("age;'a, b'", ","), _delimiter_of('age;"a, b"', ","), _delimiter_of("age", ",")
-        (',', ';', ',')
-    """
-    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    return next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
-
-
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
     """Raise ConfigurationError if a column has no name, or two columns have the same name."""
     times = Counter(names)
@@ -302,15 +208,9 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
 
 
 def read_parquet(path: Path) -> Table:
-    """Read a Parquet file, whose columns keep their types; this needs ``pip install pyarrow``.
-
-    Raises:
-        ConfigurationError: the package ``pyarrow`` is not installed, or the file is damaged.
-    """
+    """Read a Parquet file, whose columns keep their types; this needs ``pip install pyarrow``."""
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
-    except ImportError as error:
-        raise ConfigurationError(f"{path} is read by pyarrow: pip install pyarrow.") from error
     except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
     return replace(frame_table(frame), path=path)
@@ -323,12 +223,7 @@ def is_columnar(given: Any) -> bool:
 
 
 def frame_table(given: Any) -> Table:
-    """Convert a DataFrame to a table; columns keep their types, and the index is dropped.
-
-    Example:
-        >>> frame_table(pd.DataFrame({7: ["x"]}, index=["a"])).frame.to_dict()
-        {'7': {0: 'x'}}
-    """
+    """Convert a DataFrame to a table; columns keep their types, and the index is dropped."""
     frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
     names = [str(name).strip() for name in frame.columns]
     check_column_names(type(given).__name__, names)
