@@ -57,7 +57,7 @@ class CohortTraining:
     @property
     def global_vector(self) -> Tensor:
         """Return the global model ``[P]`` at the start of the round."""
-        return self.turn.shared.global_vector
+        return self.turn.state.global_vector
 
     @property
     def complete(self) -> bool:
@@ -128,7 +128,7 @@ class CohortTraining:
             round_index: the round's index, from 0.
         """
         start = self.global_vector
-        cut, ids = self.turn.shared.space.num_parameters, [update.client_id for update in self.updates]
+        cut, ids = self.turn.state.space.num_parameters, [update.client_id for update in self.updates]
         for attack in colluders:
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], num_clients, round_index)
             if not sent:
@@ -149,13 +149,13 @@ class CohortTraining:
         """Forget the models and the changed state of clients whose updates the server has excluded from the round, as
         if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.turn.shared.next_buffers = None  # the next global model keeps the counters of the round's start
+            self.turn.state.next_buffers = None  # the next global model keeps the counters of the round's start
         for client in clients:
             self._manager.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
         """End the round: write the next global model ``vector [P]`` into the module."""
-        self.turn.shared.end_round(vector)
+        self.turn.state.end_round(vector)
         self._forget()
 
     def discard(self) -> bool:

@@ -29,7 +29,7 @@ from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
-from flsv.training.resumed_options import OptimizerOptions
+from flsv.training.optimizers import OptimizerOptions
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
@@ -189,7 +189,7 @@ class OneProcess:
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
-            turn.shared.restore(buffers)
+            turn.state.restore(buffers)
         self._cohort = self._make_cohort(turn)
         self._epochs = LocalEpochs(self.trainer, turn.begin_batch, turn.end_batch)
         self._undo.callback(self._epochs.remove)
@@ -218,7 +218,7 @@ class OneProcess:
         self._train(cohort)
         if not cohort.complete:
             return None
-        cohort.turn.shared.end_turns()
+        cohort.turn.state.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
         cohort.collude(colluders, self._state.num_clients, self._state.round_index)
         return cohort

@@ -61,9 +61,9 @@ class VmapCohort(CohortTraining):
 
     def __init__(self, turn: Turn, manager: ClientManager, seed: int, chunk: int | None = None) -> None:
         super().__init__(turn, manager)
-        self._module: Any = turn.shared.module
+        self._module: Any = turn.state.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
-        space = turn.shared.space
+        space = turn.state.space
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._unstacked = {*space.constant_names, *space.non_finite_names}
         self._unused = try_rows(self._trainer, space, seed, shared=False, unstacked=self._unstacked)

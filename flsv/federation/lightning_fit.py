@@ -154,7 +154,7 @@ class LightningFit:
         self.reports.terminal.text = self._progress
         self.boundary = RoundBoundary(trainer, loop)
         self.average = RoundAverage(callbacks_of(trainer))
-        shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
+        shared, loop_of_fit = engine.cohort.turn.state, trainer.fit_loop
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)

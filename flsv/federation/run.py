@@ -121,7 +121,7 @@ class FederationRun:
     def remember(self) -> None:
         """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
-        self.engine.cohort.turn.shared.remember()
+        self.engine.cohort.turn.state.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, and return whether it is complete."""
@@ -139,7 +139,7 @@ class FederationRun:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        shared = self.engine.cohort.turn.shared
+        shared = self.engine.cohort.turn.state
         shared.begin_round()
         state.global_vector = shared.global_vector
         instructions = self._instruct(state.cohort)
@@ -248,7 +248,7 @@ class RunState:
     def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
-            clients, buffers = engine.kept(), engine.cohort.turn.shared.buffers()
+            clients, buffers = engine.kept(), engine.cohort.turn.state.buffers()
         return {
             "clients": clients,
             "buffers": buffers,

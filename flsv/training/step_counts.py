@@ -19,14 +19,11 @@ from flsv._lightning.patches import CONFIGURE, callbacks_of
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.sampling import ClientSampler
-from flsv.training.slots import Slot
 from flsv.utilities.seeding import generator_for
 
 
-class LocalSteps(Slot):
-    """Slot that tells Lightning how many optimizer steps and batches the client has."""
-
-    name = "steps"
+class LocalSteps:
+    """What tells Lightning how many optimizer steps and batches the client has."""
 
     def __init__(
         self,
@@ -44,15 +41,6 @@ class LocalSteps(Slot):
         self._rounds: list[list[int]] | None = None
         self.length_was_read = False
         self.begun, self.last_batch = False, None  # type: bool, bool | None
-
-    def enter(self, client: int, kept: Any) -> None:
-        self.client = client
-
-    def begin_batch(self, position: int, batches: int) -> None:
-        self.last_batch = position + 1 == batches
-
-    def leave(self) -> None:
-        self.client = self.last_batch = None
 
     def of(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, which may be infinite."""

@@ -52,12 +52,11 @@ class RankTraining(CohortTraining):
         if not self.idle:
             super().train(run)
             return
-        self.turn.shared.begin_turns()
-        # With entered slots, the federation's schedules do not step on this rank's idle batch.
-        self.turn.slots.enter(self._cohort[0])
-        self.turn.slots.begin_batch(0, 1)
+        state = self.turn.state
+        state.begin_turns()
+        state.enter(self._cohort[0])  # so the federation's schedules do not step on this rank's idle batch
         run(True)
-        self.turn.slots.leave(stage=False)
+        state.leave(keep=False)
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._trained is None else self._trained
@@ -80,7 +79,7 @@ class RankTraining(CohortTraining):
             "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
             "broken": self.broken,
             "trained": {client: model for client, model in trained.items() if model is not rows[client]},
-            "buffers": self.turn.shared.next_buffers,
+            "buffers": self.turn.state.next_buffers,
             "counted": Counted() if self.idle else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
@@ -120,7 +119,7 @@ class RankTraining(CohortTraining):
         self._matrix = matrix
         self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
         if owners:
-            self.turn.shared.next_buffers = parts[owners[0]]["buffers"]
+            self.turn.state.next_buffers = parts[owners[0]]["buffers"]
 
 
 class SeveralRanks(OneProcess):

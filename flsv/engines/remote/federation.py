@@ -63,7 +63,7 @@ class RemoteCohort(CohortTraining):
             RuntimeError: no site has answered.
         """
         start, self._asked = self.global_vector, len(self._instructions)
-        updates, self.broken = self._remote.train(self._instructions, start.device, self.turn.shared.space)
+        updates, self.broken = self._remote.train(self._instructions, start.device, self.turn.state.space)
         if not updates and not self.broken:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "

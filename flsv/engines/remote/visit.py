@@ -238,14 +238,14 @@ class SiteVisit(L.Callback):
             secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
         turn.upload_seed = secret
         if (buffers := self.kept.get("buffers")) is not None:
-            turn.shared.restore(buffers)
+            turn.state.restore(buffers)
         here = read_instruction(self._packet, pl_module.device)
         model = here.tensors.get(GLOBAL_MODEL, here.start)
         if model is not None:
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
-        turn.shared.remember()
-        turn.shared.begin_round()
+        turn.state.remember()
+        turn.state.begin_round()
         self._epochs = LocalEpochs(trainer, turn.begin_batch, self._end_batch)
         self._advance = PatchedAttributes([(trainer.fit_loop, "advance", partial(self._train, trainer))])
         turn.begin(here, self._holder, int(self._data.num_samples[0]), len(self._loader))
@@ -283,7 +283,7 @@ class SiteVisit(L.Callback):
         self.update = self._turn.end()
         if self.update is None:
             return  # as if the site had not taken part
-        shared = self._turn.shared
+        shared = self._turn.state
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
