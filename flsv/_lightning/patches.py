@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -114,21 +114,11 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
-def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return a stand-in for the train dataloader that has a client's number of batches as length."""
-    configuring = trainer.lightning_module._current_fx_name == CONFIGURE
-    return counts.length() if configuring or not counts.begun else None
+def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
+    """Return the patch by which functions answer a Trainer's properties, and Lightning does where one returns None."""
+    kind = type(trainer)
 
-
-def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """Return the patches by which a Trainer reports the step counts of the client that trains."""
-    kind, setup_data = type(trainer), trainer.fit_loop.setup_data
-
-    def batches() -> int | None:
-        loader = counted_length(trainer, counts)
-        return None if loader is None else len(loader)
-
-    def answering(name: str, answer: Callable[[], Any]) -> property:
+    def answered(name: str, answer: Callable[[], Any]) -> property:
         lightnings: Any = getattr(kind, name)
 
         def get(self: L.Trainer) -> Any:
@@ -137,18 +127,8 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
 
         return property(get)
 
-    def set_up_unless_counted() -> None:
-        if counted_length(trainer, counts) is None:
-            setup_data()
-
-    answers: dict[str, Callable[[], Any]] = {
-        "estimated_stepping_batches": counts.answer,
-        "is_last_batch": lambda: counts.last_batch,
-        "train_dataloader": lambda: counted_length(trainer, counts),
-        "num_training_batches": batches,
-    }
-    own = type(kind.__name__, (kind,), {name: answering(name, answer) for name, answer in answers.items()})
-    return [(trainer, "__class__", own), (trainer.fit_loop, "setup_data", set_up_unless_counted)]
+    own = type(kind.__name__, (kind,), {name: answered(name, answer) for name, answer in answers.items()})
+    return trainer, "__class__", own
 
 
 def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:

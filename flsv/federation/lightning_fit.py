@@ -17,11 +17,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
-    counted_length,
     in_turn,
     no_placeholder,
     round_axis,
-    stepping,
     unprofiled,
 )
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights, refuse
@@ -108,12 +106,13 @@ class LightningFit:
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            (data, "round_loader", self._round_loader),
             round_axis(trainer),
             *no_placeholder(trainer),
             *unprofiled(trainer),
-            *stepping(trainer, self.steps),
         )
+        self._undo.callback(self.steps.told().restore)
+        self._lengths = self.steps.told_before()
+        self._undo.callback(self._lengths.restore)
 
     def start(self, module: L.LightningModule) -> None:
         """Make the run and its reports, after the optimizers are set up."""
@@ -128,7 +127,8 @@ class LightningFit:
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
         self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
         self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients, self._weights)
-        self.steps.begun = True
+        self._lengths.restore()
+        self._change((self.data, "round_loader", self.federation.loader))
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
@@ -347,8 +347,3 @@ class LightningFit:
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes until the fit's end."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)
-
-    def _round_loader(self) -> Any:
-        """Return the next round's train dataloader, or a stand-in before the first cohort exists."""
-        length = counted_length(self.trainer, self.steps)
-        return self.running.loader() if length is None else length

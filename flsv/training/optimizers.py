@@ -166,7 +166,7 @@ class Schedules:
         if number == self._steps.most():
             return None
         if number not in self._families:
-            self._families[number] = _Family(self._trainer, self._places)
+            self._families[number] = _Family(self._trainer, self._places, self._steps)
         return self._families[number]
 
     def _check(self) -> None:
@@ -198,8 +198,12 @@ class Schedules:
 class _Family:
     """Schedulers made for the present client's number of steps."""
 
-    def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
-        self._optimizers, schedulers = new_optimizers(trainer)
+    def __init__(self, trainer: L.Trainer, places: list[int], steps: LocalSteps) -> None:
+        lengths = steps.told_before()
+        try:
+            self._optimizers, schedulers = new_optimizers(trainer)
+        finally:
+            lengths.restore()
         self._used = trainer.optimizers
         self._groups = [
             [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]

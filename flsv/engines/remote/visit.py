@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.epoch import LocalEpochs
-from flsv._lightning.patches import PatchedAttributes, stepping
+from flsv._lightning.patches import PatchedAttributes
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
@@ -215,11 +215,14 @@ class SiteVisit(L.Callback):
             trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
         steps.client = self._instruction.client_id
-        steps.begun = True
-        self._patches = PatchedAttributes(stepping(trainer, steps))
+        self._told, self._told_before = steps.told(), steps.told_before()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._told_before.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._patches.restore()
+        self._told_before.restore()
+        self._told.restore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
