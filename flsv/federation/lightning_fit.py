@@ -27,8 +27,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
-from flsv.engines.cohort import where
-from flsv.engines.one_process import OneProcess
+from flsv.engines.engine import Engine, where
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
@@ -43,7 +42,7 @@ from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.step_counts import LocalSteps
 
-_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
+_ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 
 #: Warnings that Lightning would repeat in every round.
 _EVERY_ROUND = (
@@ -122,7 +121,7 @@ class LightningFit:
         self.finetuning.restore(module, run_state.finetuned)
         self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
-        if make is OneProcess and ranks_of(trainer).size > 1:
+        if make is Engine and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
         self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
@@ -154,7 +153,7 @@ class LightningFit:
         self.reports.terminal.text = self._progress
         self.boundary = RoundBoundary(trainer, loop)
         self.average = RoundAverage(callbacks_of(trainer))
-        shared, loop_of_fit = engine.cohort.turn.state, trainer.fit_loop
+        shared, loop_of_fit = engine.turn.state, trainer.fit_loop
         weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
         self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
         epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
@@ -178,7 +177,7 @@ class LightningFit:
     @property
     def current_client(self) -> int | None:
         """Return the id of the client that trains now, or None."""
-        return self.running.engine.cohort.client if self.within_round else None
+        return self.running.engine.client if self.within_round else None
 
     def place(self) -> str:
         """Name the present client and round in words for messages."""
@@ -186,7 +185,7 @@ class LightningFit:
 
     def _progress(self) -> dict[str, str]:
         rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-        return {"round": rounds, "client": self.running.engine.cohort.place}
+        return {"round": rounds, "client": self.running.engine.place}
 
     # ---- a round
 
@@ -239,7 +238,7 @@ class LightningFit:
 
     def begin_step(self, optimizer: Any) -> None:
         """Begin an optimizer step of the client, whose gradients are computed."""
-        self.running.engine.cohort.turn.begin_step(optimizer)
+        self.running.engine.turn.begin_step(optimizer)
 
     # ---- between rounds
 

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
-from flsv.engines.one_process import OneProcess
+from flsv.engines.engine import Engine
 from flsv.federation.performances import learning_record, performances
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
@@ -218,7 +218,7 @@ class RunReports:
 class ClientPictures(Sink):
     """Sink that writes the pictures and tables that clients have stored."""
 
-    def __init__(self, engine: OneProcess, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine, self._folder = engine, folder
 
     def write(self, result: RoundResult) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.functional.own_models import doubtful_own_models
 from flsv.retraining.coalition_rows import CoalitionRows, not_the_same
 from flsv.retraining.coalition_servers import servers_of, unlike_alone

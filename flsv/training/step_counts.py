@@ -56,7 +56,8 @@ class LocalSteps:
     def told(self) -> PatchedAttributes:
         """Let the trainer tell the client's steps in the whole fit, and its last batch of a round, until restored."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
-        answers = {"estimated_stepping_batches": steps, "is_last_batch": lambda: self.last_batch}
+        answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
+        answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def told_before(self) -> PatchedAttributes:

@@ -25,7 +25,7 @@ from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import Packet, Refused, read_instruction
 from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
