@@ -12,7 +12,6 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.epoch import LocalEpochs
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
@@ -57,6 +56,7 @@ class Engine:
         options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
         ranks: the processes that the federation runs on.
         turn: begins and ends the training of each client; from the start of training on.
+        loop: the Trainer's fit loop, which trains a client's epoch.
         updates: the clients' updates of the round so far, in the order in which clients trained.
         broken: ids of the clients that sent no update because their trained model was not finite.
     """
@@ -81,6 +81,7 @@ class Engine:
         self._state, self.store, self._config, self._steps = state, store, config, steps
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
+        self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
         self.space, self.shared = shared_space(self._module, config)
         store.to(self._module.device)
         self.options = OptimizerOptions(trainer)
@@ -157,8 +158,7 @@ class Engine:
             self.turn.state.restore(buffers)
         self.begun = True
         self._prepare()
-        self._epochs = LocalEpochs(self.trainer, self.turn.begin_batch, self.turn.end_batch)
-        self._undo.callback(self._epochs.remove)
+        self.loop.begin(self.turn.begin_batch, self.turn.end_batch)
 
     # ---- a round
 
@@ -174,7 +174,6 @@ class Engine:
         self._visits, self._instructions = batches.visits, instructions
         self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
         self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
-        self._epochs.begin_round()
         self._train(batches)
         if not self.complete:
             return False
@@ -186,7 +185,7 @@ class Engine:
         """Train the clients one after the other, each by Lightning's own epoch on its batches."""
         for visit in self._visits:
             self._begin(visit)
-            batches.train(visit, self._epochs.run)
+            batches.train(visit, self.loop.train_epoch)
             if not self.turn.is_trained:
                 return
             self._end()
@@ -280,7 +279,7 @@ class Engine:
 
     def finish_epoch(self) -> None:
         """Let Lightning end its epoch: it validates and saves the module, which holds the next global model."""
-        self._epochs.finish()
+        self.loop.end_round()
 
     def commit(self) -> None:
         """Store the state that clients have changed in this round."""
@@ -377,8 +376,8 @@ class IdleEngine(Engine):
         return IdleBatch()
 
     def finish_epoch(self) -> None:
-        self._epochs.run(True, idle=True)
-        self._epochs.finish()
+        self.loop.train_epoch(idle=True)
+        super().finish_epoch()
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

@@ -84,7 +84,7 @@ class SeveralRanks(Engine):
             state = self.turn.state
             state.begin_turns()
             state.enter(self._clients[0])  # so the federation's schedules do not step on this rank's idle batch
-            self._epochs.run(True)
+            self.loop.train_epoch()
             state.leave(keep=False)
         else:
             super()._train(batches)

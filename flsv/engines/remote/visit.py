@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv._lightning.epoch import LocalEpochs
-from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
@@ -215,6 +214,7 @@ class SiteVisit(L.Callback):
             trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
         steps.client = self._instruction.client_id
+        self._loop = FederatedFitLoop(trainer)
         self._told, self._told_before = steps.told(), steps.told_before()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -223,6 +223,7 @@ class SiteVisit(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._told_before.restore()
         self._told.restore()
+        self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
@@ -249,8 +250,8 @@ class SiteVisit(L.Callback):
         seed_global_rngs(here.seed, "round", here.round_index)
         turn.state.remember()
         turn.state.begin_round()
-        self._epochs = LocalEpochs(trainer, turn.begin_batch, self._end_batch)
-        self._advance = PatchedAttributes([(trainer.fit_loop, "advance", partial(self._train, trainer))])
+        self._loop.begin(turn.begin_batch, self._end_batch)
+        self._loop.round = partial(self._train, trainer)
         turn.begin(here, self._holder, int(self._data.num_samples[0]), len(self._loader))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
@@ -263,10 +264,9 @@ class SiteVisit(L.Callback):
 
     def _train(self, trainer: L.Trainer) -> None:
         """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
-        self._epochs.begin_round()
         (visit,) = self._loader.visits
         try:
-            self._loader.train(visit, self._epochs.run)
+            self._loader.train(visit, self._loop.train_epoch)
         except Exception as error:
             if not self._config.private or isinstance(error, Refused):
                 raise
@@ -276,11 +276,7 @@ class SiteVisit(L.Callback):
         if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
-        self._epochs.finish()
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._advance.restore()
-        self._epochs.remove()
+        self._loop.end_round()
 
     def _leave(self) -> None:
         self.update = self._turn.end()
