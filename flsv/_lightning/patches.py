@@ -11,7 +11,6 @@ import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -135,20 +134,3 @@ def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """Call the module's ``configure_optimizers`` and return its optimizers and schedulers."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]
-
-
-def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """Name the learning-rate schedulers that the module holds but ``configure_optimizers`` does not return."""
-
-    def parts(scheduler: Any) -> Iterator[int]:
-        yield id(scheduler)
-        for part in getattr(scheduler, "_schedulers", ()):
-            yield from parts(part)
-
-    returned = {part for each in trainer.lr_scheduler_configs for part in parts(each.scheduler)}
-    return [
-        f"{name}.{attribute}".lstrip(".")
-        for name, layer in trainer.lightning_module.named_modules()
-        for attribute, value in vars(layer).items()
-        if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned
-    ]

@@ -98,20 +98,10 @@ class Engine:
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError if this engine cannot compute a metric; here it can compute all.
-
-        Args:
-            fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
-            evaluating: the metrics, by name, for which clients evaluate models.
-        """
+        """Raise ConfigurationError if this engine cannot compute a metric, whose arguments read ``fields``."""
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make the evaluator of coalitions' models, if a metric evaluates any, and try every kind of evaluation.
-
-        Args:
-            measures: ``{metric: performance}``, the performance of coalitions' models that each metric reads.
-            evaluating: the metrics, by name, for which clients evaluate models.
-        """
+        """Make the evaluator of coalitions' models by each metric's measure, and try every kind of evaluation."""
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
         judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}

@@ -26,13 +26,7 @@ ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client whose training has begun and that waits to be trained as a row of the batched model.
-
-    Attributes:
-        turn: the client's context, with which its training is resumed after the batched steps.
-        state: the parameters and buffers of the client's model by name.
-        given: the client's batches.
-    """
+    """A client that waits to train as a row: its context, its model's parameters and buffers, its batches."""
 
     turn: ClientContext
     state: State

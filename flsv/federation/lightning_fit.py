@@ -71,13 +71,13 @@ class LightningFit:
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
-        self.loop = FederatedFitLoop(trainer)
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._undo = ExitStack()
-        self._undo.callback(self.loop.give_back)
         self.files = config.reporting.files and leaves_files(trainer)
         if self.files and trainer.is_global_zero:
             self._undo.callback(FolderLock(run_folder(trainer)).release)
+        self.loop = FederatedFitLoop(trainer)
+        self._undo.callback(self.loop.give_back)
 
     # ---- before the first round
 
@@ -153,7 +153,7 @@ class LightningFit:
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(trainer))
-        state = engine.turn.state
+        state, self.begin_step = engine.turn.state, engine.turn.begin_step
         self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
         self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
         plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"

@@ -209,7 +209,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_training(pl_module, self)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self.run.engine.turn.begin_step(optimizer)
+        self._fit.begin_step(optimizer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flsv._lightning.patches import kept_schedulers, new_optimizers
+from flsv._lightning.patches import new_optimizers
 from flsv.training.step_counts import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
@@ -177,7 +178,7 @@ class Schedules:
                     "rate would belong to the client and to the federation at once. Chain them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
-        if kept := kept_schedulers(self._trainer):
+        if kept := _kept_schedulers(self._trainer):
             raise ConfigurationError(
                 f"{kept[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
                 "pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}."
@@ -225,6 +226,23 @@ class _Family:
             optimizer = scheduler.optimizer
             scheduler.__dict__ = vars(mine)
             scheduler.optimizer = optimizer
+
+
+def _kept_schedulers(trainer: L.Trainer) -> list[str]:
+    """Name the learning-rate schedulers that the module holds but ``configure_optimizers`` does not return."""
+
+    def parts(scheduler: Any) -> Iterator[int]:
+        yield id(scheduler)
+        for part in getattr(scheduler, "_schedulers", ()):
+            yield from parts(part)
+
+    returned = {part for each in trainer.lr_scheduler_configs for part in parts(each.scheduler)}
+    return [
+        f"{name}.{attribute}".lstrip(".")
+        for name, layer in trainer.lightning_module.named_modules()
+        for attribute, value in vars(layer).items()
+        if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned
+    ]
 
 
 class OptimizerOptions:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.plain_tensors import LIGHTNINGS, plain_state
 from flsv.training.optimizers import Optimizers
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
@@ -28,6 +27,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
+#: Attributes that every LightningModule has: they are not a model's state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 class TrainerState:
@@ -205,7 +206,7 @@ class NonVectorState:
         """Copy the state."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
-            "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
+            "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(_plain_state(self._module))},
         }
 
     @torch.no_grad()
@@ -213,7 +214,7 @@ class NonVectorState:
         """Write a state that :meth:`read` returned back into the module."""
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
-        for name, layer, own, value in list(plain_state(self._module)):
+        for name, layer, own, value in list(_plain_state(self._module)):
             if name in missing:
                 before = missing.pop(name)
                 if not _same(value, before):
@@ -285,12 +286,49 @@ class NonVectorState:
                     yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
 
+def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Yield ``(name, layer, attribute name, value)`` of plain attributes that are tensors, tuples of them, or None."""
+    found = list(_plain_attributes(module))
+    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    known = {_memory(tensor) for tensor in own_tensors}
+    for name, layer, attribute, value, tensors in found:
+        if not any(_memory(tensor) in known for tensor in tensors):
+            yield name, layer, attribute, value
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
+    """Yield all attributes of layers that hold tensors or None, and the tensors in them."""
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for attribute, value in vars(layer).items():
+            tensors = None if attribute in _LIGHTNINGS else _leaves(value)
+            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
+                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
+
+
+def _leaves(value: Any) -> list[Tensor] | None:
+    """List the tensors that ``value``, a tensor, a nested tuple or None, consists of."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [_leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
 def _collections(module: nn.Module) -> dict[str, int]:
     """Count the tensors in each collection that is an attribute of a module."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
-            if isinstance(value, list | dict | set | deque) and own not in LIGHTNINGS:
+            if isinstance(value, list | dict | set | deque) and own not in _LIGHTNINGS:
                 parts = tree_leaves(list(value.values()) if isinstance(value, dict) else list(value))
                 if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
                     found[f"{prefix}.{own}" if prefix else own] = count

@@ -9,8 +9,8 @@ import lightning
 import flsv
 
 NAMES = {
-    "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector", "_SubprocessScriptLauncher",
-    "_accelerator_connector", "_attach_model_logging_functions", "_batches_that_stepped",
+    "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
+    "_SubprocessScriptLauncher", "_accelerator_connector", "_attach_model_logging_functions", "_batches_that_stepped",
     "_build_step_args_from_hook_kwargs", "_callback_connector", "_callback_metrics", "_checkpoint_connector",
     "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_get_train_description",

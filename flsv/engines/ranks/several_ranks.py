@@ -158,8 +158,7 @@ class SeveralRanks(Engine):
         return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return ``{client id: state}``, the states that this rank's clients keep between rounds. Rank 0, which writes
-        checkpoints, returns the states of all clients."""
+        """Return the states that this rank's clients keep; on rank 0, which writes checkpoints, all clients'."""
         return self._kept
 
     def close(self) -> None:
