@@ -95,7 +95,7 @@ class RoundAverage:
         self.changes: list[tuple[Any, str, Any]] = []
         if callback is not None:
             self._swap, self._end = callback._swap_models, callback.on_train_end
-            self._update = callback.on_train_epoch_end
+            self._update = callback.on_train_batch_end
             instead = (lambda trainer, *_: self.end_batch(trainer)), _nothing
             self.changes = [(callback, name, each) for name, each in zip(REPLACED, instead)]
             self.changes += [(callback, "_swap_models", self._swap_models), (callback, "on_train_end", self._train_end)]
@@ -114,9 +114,12 @@ class RoundAverage:
         """Update the average if an update is due."""
         callback = self._callback
         if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
-            always = PatchedAttributes([(callback, "should_update", lambda **_: True)])
-            self._update(trainer, module)
-            always.restore()
+            due = PatchedAttributes([(callback, "should_update", lambda **_: True)])
+            try:
+                callback.load_state_dict({"latest_update_step": -1})  # it may have updated in another fit
+                self._update(trainer, module, None, None, 0)
+            finally:
+                due.restore()
 
     def restore(self, module: L.LightningModule) -> None:
         """Put the global model back into the module if validation failed while it held the average."""
