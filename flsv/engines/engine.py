@@ -299,12 +299,12 @@ class Engine:
         """Score each client's own model on the client's own test split: ``{name of the score: scores [n]}``."""
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
-        models = {**self._received(instruct), **trained}
+        models = {**Engine.received(self, instruct), **trained}
         return self.manager.own_scores(self._mine(), models, state.model())
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of the clients that would start from another model than the global one."""
-        return self._received(instruct)
+        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Write the files (pictures, tables) that clients have stored in a round into their folders."""
@@ -334,9 +334,6 @@ class Engine:
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
         return range(self._state.num_clients)
-
-    def _received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
         """Return the batches on which clients train; in this engine the Trainer's train dataloader."""

@@ -137,9 +137,8 @@ class FederationRun:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        shared = self.engine.turn.state
-        shared.begin_round()
-        state.global_vector = shared.global_vector
+        self.engine.turn.state.begin_round()
+        state.global_vector = self.engine.global_vector
         instructions = self._instruct(state.cohort)
         if any(upload.reference == "global" for upload in self.config.uploads):
             self._add_global_model(instructions)

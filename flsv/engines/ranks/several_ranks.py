@@ -155,7 +155,7 @@ class SeveralRanks(Engine):
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
+        return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
         """Return the states that this rank's clients keep; on rank 0, which writes checkpoints, all clients'."""
