@@ -110,8 +110,8 @@ class LightningFit:
             *no_placeholder(trainer),
             *unprofiled(trainer),
         )
-        self._undo.callback(self.steps.told().restore)
-        self._lengths = self.steps.told_before()
+        self._undo.callback(self.steps.tell_steps().restore)
+        self._lengths = self.steps.tell_batches()
         self._undo.callback(self._lengths.restore)
 
     def start(self, module: L.LightningModule) -> None:

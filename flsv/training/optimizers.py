@@ -200,7 +200,7 @@ class _Family:
     """Schedulers made for the present client's number of steps."""
 
     def __init__(self, trainer: L.Trainer, places: list[int], steps: LocalSteps) -> None:
-        lengths = steps.told_before()
+        lengths = steps.tell_batches()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:

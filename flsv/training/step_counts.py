@@ -53,14 +53,14 @@ class LocalSteps:
         """Return the largest number of steps of any client, for schedules of no client."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
-    def told(self) -> PatchedAttributes:
+    def tell_steps(self) -> PatchedAttributes:
         """Let the trainer tell the client's steps in the whole fit, and its last batch of a round, until restored."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
-    def told_before(self) -> PatchedAttributes:
+    def tell_batches(self) -> PatchedAttributes:
         """Let the trainer tell the client's batches of a round where it has no train dataloader, until restored."""
 
         def length() -> range:

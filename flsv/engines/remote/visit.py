@@ -215,14 +215,14 @@ class SiteVisit(L.Callback):
         )
         steps.client = self._instruction.client_id
         self._loop = FederatedFitLoop(trainer)
-        self._told, self._told_before = steps.told(), steps.told_before()
+        self._steps_told, self._batches_told = steps.tell_steps(), steps.tell_batches()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._told_before.restore()
+        self._batches_told.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._told_before.restore()
-        self._told.restore()
+        self._batches_told.restore()
+        self._steps_told.restore()
         self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
