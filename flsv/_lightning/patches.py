@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,7 +11,6 @@ import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -114,21 +113,11 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
-def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return a stand-in for the train dataloader that has a client's number of batches as length."""
-    configuring = trainer.lightning_module._current_fx_name == CONFIGURE
-    return counts.length() if configuring or not counts.begun else None
+def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
+    """Return the patch by which functions answer a Trainer's properties, and Lightning does where one returns None."""
+    kind = type(trainer)
 
-
-def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """Return the patches by which a Trainer reports the step counts of the client that trains."""
-    kind, setup_data = type(trainer), trainer.fit_loop.setup_data
-
-    def batches() -> int | None:
-        loader = counted_length(trainer, counts)
-        return None if loader is None else len(loader)
-
-    def answering(name: str, answer: Callable[[], Any]) -> property:
+    def answered(name: str, answer: Callable[[], Any]) -> property:
         lightnings: Any = getattr(kind, name)
 
         def get(self: L.Trainer) -> Any:
@@ -137,38 +126,11 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
 
         return property(get)
 
-    def set_up_unless_counted() -> None:
-        if counted_length(trainer, counts) is None:
-            setup_data()
-
-    answers: dict[str, Callable[[], Any]] = {
-        "estimated_stepping_batches": counts.answer,
-        "is_last_batch": lambda: counts.last_batch,
-        "train_dataloader": lambda: counted_length(trainer, counts),
-        "num_training_batches": batches,
-    }
-    own = type(kind.__name__, (kind,), {name: answering(name, answer) for name, answer in answers.items()})
-    return [(trainer, "__class__", own), (trainer.fit_loop, "setup_data", set_up_unless_counted)]
+    own = type(kind.__name__, (kind,), {name: answered(name, answer) for name, answer in answers.items()})
+    return trainer, "__class__", own
 
 
 def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """Call the module's ``configure_optimizers`` and return its optimizers and schedulers."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]
-
-
-def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """Name the learning-rate schedulers that the module holds but ``configure_optimizers`` does not return."""
-
-    def parts(scheduler: Any) -> Iterator[int]:
-        yield id(scheduler)
-        for part in getattr(scheduler, "_schedulers", ()):
-            yield from parts(part)
-
-    returned = {part for each in trainer.lr_scheduler_configs for part in parts(each.scheduler)}
-    return [
-        f"{name}.{attribute}".lstrip(".")
-        for name, layer in trainer.lightning_module.named_modules()
-        for attribute, value in vars(layer).items()
-        if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned
-    ]

@@ -1,11 +1,4 @@
-"""Checkpoints and weight averages that always describe the state between two rounds, and checkpoint files that are
-written completely or not at all.
-
-Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. The module then holds one client's
-half-trained weights, from which no run can be resumed. Therefore a checkpoint saved within a round gets the global
-model, Lightning's progress and the states of callbacks, optimizers and schedulers as they were at the round's start,
-before any ``on_train_epoch_start``; the resumed round calls these hooks again. A checkpoint saved after aggregation,
-but before Lightning has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
+"""Weight averages and finetuning between two rounds, and checkpoint files that are written completely or not at all.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
 client's training, and after the epoch, which is later than some checkpoints of that epoch. During a federated fit the
@@ -21,90 +14,19 @@ import io
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, Timer
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import PatchedAttributes, callbacks_of
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
-
-
-class RoundBoundary:
-    """Copy of a Trainer's state between the last two rounds, for checkpoints that are saved within a round."""
-
-    def __init__(self, trainer: L.Trainer, own: L.Callback) -> None:
-        self._trainer: Any = trainer
-        # What is written to files, and the time that has passed, is not undone with the round.
-        kept = (Checkpoint, Timer)
-        self._rewound = [each for each in callbacks_of(trainer) if each is not own and not isinstance(each, kept)]
-        self.within = False
-        self.remember()
-
-    def remember(self) -> None:
-        """Store Lightning's progress when an epoch has ended."""
-        self._loop = deepcopy(self._trainer.fit_loop.state_dict())
-        self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
-
-    def begin_round(self) -> None:
-        """Store the states of callbacks, optimizers and schedulers before any hook of the round."""
-        trainer = self._trainer
-        self._callbacks = {each.state_key: _copied(each.state_dict(), type(each).__name__) for each in self._rewound}
-        # Between two rounds an optimizer has no state: clients keep theirs in the store.
-        optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
-        schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-        others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
-        if scale := trainer.precision_plugin.state_dict():
-            others[type(trainer.precision_plugin).__qualname__] = scale
-        used = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
-        self._others = _copied(others, " or ".join(dict.fromkeys(type(each).__name__ for each in used)))
-        self.within = True
-
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Set a checkpoint that is saved within a round to the round's start."""
-        checkpoint.update(self._counts)
-        checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
-        if "callbacks" in checkpoint:  # else it holds weights only
-            checkpoint["callbacks"].update(deepcopy(self._callbacks))
-            checkpoint.update(deepcopy(self._others))
-
-    def close_epoch(self, checkpoint: dict[str, Any]) -> None:
-        """Set Lightning's progress in a checkpoint to the epoch's end, which Lightning has not reached yet."""
-        loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
-        for part in ("total", "current"):
-            epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
-            epochs["started"] = epochs["processed"] = epochs["ready"]
-            batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
-
-
-def _copied(state: Any, owner: str) -> Any:
-    try:
-        return deepcopy(state)
-    except Exception as error:  # RecursionError, and whatever an object's own __deepcopy__ raises
-        raise ConfigurationError(
-            f"the state_dict of {owner} cannot be copied ({type(error).__name__}), and a checkpoint saved within a "
-            "round has to hold the one of the round's start. Let it return plain values and tensors: no modules, "
-            "functions or open files."
-        ) from error
-
-
-def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """Return the patch by which the global model is saved whenever the module is saved."""
-    plain = trainer.strategy.lightning_module_state_dict
-
-    def weights() -> dict[str, Any]:
-        found = within()
-        return plain() if found is None else found
-
-    return trainer.strategy, "lightning_module_state_dict", weights
-
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -168,32 +90,36 @@ class RoundAverage:
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
         self._callback: Any = next((c for c in callbacks if isinstance(c, WeightAveraging)), None)
         callback = self._callback
-        self._due = self._swapped = False
+        self._due, self._step, self._swapped = False, 0, False
         self.last: dict[str, Tensor] | None = None
         self.changes: list[tuple[Any, str, Any]] = []
         if callback is not None:
             self._swap, self._end = callback._swap_models, callback.on_train_end
+            self._update = callback.on_train_batch_end
             instead = (lambda trainer, *_: self.end_batch(trainer)), _nothing
             self.changes = [(callback, name, each) for name, each in zip(REPLACED, instead)]
             self.changes += [(callback, "_swap_models", self._swap_models), (callback, "on_train_end", self._train_end)]
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
-    def begin_round(self) -> None:
-        self._due = False
+    def begin_round(self, trainer: L.Trainer) -> None:
+        self._due, self._step = False, trainer.global_step
 
     def end_batch(self, trainer: L.Trainer) -> None:
         """Record whether the callback would update its average after this batch."""
         callback = self._callback
-        if callback is not None and not self._due and trainer.global_step > callback._latest_update_step:
+        if callback is not None and not self._due and trainer.global_step > self._step:
             self._due = callback.should_update(step_idx=trainer.global_step - 1)
 
     def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Update the average if an update is due."""
         callback = self._callback
         if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
-            callback._average_model.update_parameters(module)
-            callback._latest_update_step = trainer.global_step
-            callback._latest_update_epoch = trainer.current_epoch
+            due = PatchedAttributes([(callback, "should_update", lambda **_: True)])
+            try:
+                callback.load_state_dict({"latest_update_step": -1})  # it may have updated in another fit
+                self._update(trainer, module, None, None, 0)
+            finally:
+                due.restore()
 
     def restore(self, module: L.LightningModule) -> None:
         """Put the global model back into the module if validation failed while it held the average."""

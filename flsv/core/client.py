@@ -205,11 +205,9 @@ class Client:
         return answer  # type: ignore[return-value]  # None only before the broadcast
 
     def take_back(self) -> None:
-        """Undo what the last question has changed in the client's state; the server calls this if it discards the
-        answer.
+        """Undo what the last question has changed in the client's state, if the server discards the answer.
 
-        This matters for a client at a remote site, whose answer may be lost after the site has changed its state. In
-        one process no answer can be lost, and the method does nothing.
+        In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
         """
 
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:

@@ -63,8 +63,7 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError. Outside of a fit, where there is no model, :class:`LocalData` calls this instead of
-    functions that need one."""
+    """Raise ConfigurationError where a function needs a model, and there is none outside of a fit."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
@@ -128,8 +127,7 @@ class LocalData:
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the participant's number of training samples of each of M classes, by its own labels, int64
-        ``[M]``."""
+        """Return the participant's training samples of each class by its own labels, int64 ``[M]``."""
         self._check()
         return self._class_counts
 
@@ -140,22 +138,19 @@ class LocalData:
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model, a vector, from which this client started the current round; None if the client takes no
-        part in it."""
+        """Return the model ``[P]`` from which this client started the round; None if it takes no part in it."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """Return the model, a vector, that this client has trained, before attacks, noise and compression change it;
-        None before training."""
+        """Return the model ``[P]`` that this client has trained, before uploads change it; None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model, a vector, that this client has sent, after attacks, noise and compression; None before
-        sending."""
+        """Return the model ``[P]`` that this client has sent, after its uploads; None before sending."""
         self._check()
         return self._sent
 
@@ -170,8 +165,7 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the objects that this client keeps from one call of :meth:`Client.ask` to the next: features,
-        per-sample values, pictures.
+        """Return the objects that this client keeps between questions: features, per-sample values, pictures.
 
         The memory is not saved with the run: store results that cannot be computed again in :attr:`state`. The server
         may choose the keys.
@@ -196,22 +190,17 @@ class LocalData:
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models; the client's own training calls this. P = length of the parameter vector.
+        """Set this round's models ``[P]``; the client's own training calls this.
 
-        Args:
-            start: ``[P]``, the model that the client started from; None: the client takes no part in the round.
-            model: ``[P]``, the model that the client has trained; None before training.
-            sent: ``[P]``, the model that the client has sent; None: the same as ``model``.
-            tell: function that falsifies the numbers that the client reports; None: the client reports the true
-                numbers.
+        ``start`` is None if the client takes no part in the round, ``model`` before training, ``sent`` if it is the
+        trained model, ``tell`` if the client reports true numbers.
         """
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
 
     @property
     def tell(self) -> Tell | None:
-        """Return the function with which this client falsifies the numbers that it reports in this round, see
-        :data:`Tell`; None if the client is honest."""
+        """Return the function with which this client falsifies numbers that it reports, or None."""
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
@@ -236,8 +225,7 @@ class LocalData:
         return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
-        """Return an iterable over the client's training batches as ``training_step`` gets them, shuffled by the
-        generator."""
+        """Return an iterable over the client's training batches, shuffled, as ``training_step`` gets them."""
         self._check()
         return self._training(generator)
 

@@ -85,7 +85,7 @@ class FederationState:
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
         start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
-            :mod:`flsv.federation.performances`.
+            :mod:`flsv.federation.reports`.
         run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
@@ -122,12 +122,7 @@ class FederationState:
         return self.global_vector
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
-        """Store the results of a round: the next global model, the weights, and which clients took part.
-
-        Args:
-            round: the round after aggregation.
-            senders: ids of the clients that have sent an update, including those whose update was excluded.
-        """
+        """Store the next global model, the weights, and which clients took part or have sent an update."""
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
         self.weights = torch.full((self.num_clients,), float("nan"))
@@ -137,13 +132,7 @@ class FederationState:
         self.global_vector = round.server_vector
 
     def note(self, client: int, what: str) -> None:
-        """Record that something went wrong at a client in this round.
-
-        There is one entry per client and kind of fault, with the first round, the last round and the number of times.
-
-        Args:
-            client: the client's number.
-            what: the fault, in words.
+        """Record a fault of a client in this round: one entry per client and kind, with the number of times.
 
         Example:
             >>> state = FederationState(round_index=3)

@@ -67,20 +67,16 @@ class Component(ValidatedArguments, ABC):
     checkpoints. ``repr`` shows the constructor's arguments."""
 
     def begin(self, federation: FederationInfo) -> None:
-        """Prepare for a new fit: discard the state of an earlier fit, check the federation, create the new state.
+        """Discard the state of an earlier fit, check the federation, and create the new state.
 
         Called before the first round. For a resumed fit ``load_state_dict`` and then :meth:`resume` are called instead.
-
-        Args:
-            federation: the facts about the federation.
 
         Raises:
             ConfigurationError: the component cannot work in this federation.
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit, after ``load_state_dict``. ``federation.global_vector`` is then the global
-        model of the next round."""
+        """Prepare for a resumed fit, of which ``federation.global_vector`` is the next round's global model."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
     #: values to them; never change a value in place.
@@ -141,11 +137,7 @@ class Strategy(Component):
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
-        """Receive the coalition games on the server's validation set, before the first instructions of a fit.
-
-        Args:
-            games: a :class:`flsv.games.CoalitionGames`; the method is called only if metrics evaluate models.
-        """
+        """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics evaluate models."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
         """Return the tensors to send to a client of the cohort beside its start point; called at the server.
@@ -163,21 +155,13 @@ class Strategy(Component):
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
         """Compute the values that the client reports beside its update; called at the client, after its training.
 
-        Args:
-            local: the client's own data.
-
         Returns:
             Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
         """
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        """Inspect the cohort's updates before filters change or exclude them; called at the server.
-
-        Args:
-            updates: the updates whose model is finite.
-            clients: all n clients, which can be asked, see :meth:`Client.ask`.
-        """
+        """Inspect the finite updates before filters change them, and ask any of the n clients."""
 
     def end_round(self, round: Round) -> None:
         """Store what the next round needs from this round; called at the server after aggregation and

@@ -37,20 +37,8 @@ Private = Callable[[], Mapping[str, Tensor]]
 class ClientManager:
     """The clients of a data module, each a :class:`Client` with its :class:`LocalData`, and the server's data.
 
-    All clients are evaluated with the trainer's module, each on its own batches.
-
-    Args:
-        trainer: the trainer, with its module on its device.
-        data: the data module, with its samples assigned to clients.
-        space: the map between the module and its vectors ``[P]``.
-        store: the state that clients keep between rounds.
-        owners: the assignment of clients to processes; None if there is one process.
-        first: the number of the data's first client in the federation and in ``store``.
-        num_classes: the federation's number M of classes, for data of a single site, which may lack the last classes;
-            None for the number of classes in the data.
-
-    Raises:
-        ConfigurationError: the data have more classes than the federation.
+    All clients are evaluated with the trainer's module, each on its own batches. At a site, which has one client,
+    ``first`` is its number in the federation, and ``num_classes`` the federation's number M, if the data lack the last.
 
     Attributes:
         channel: counter of the messages between server and clients.
@@ -99,24 +87,17 @@ class ClientManager:
         self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def trained(self, client: int) -> Tensor | None:
-        """Return the model ``[P]`` that a client has trained in this round; None if it has not trained, or after
-        :meth:`forget`."""
+        """Return the model ``[P]`` that a client has trained in this round, unless it is forgotten."""
         with opened(self.locals[client]) as local:
             return local.model
 
     def forget(self, client: int) -> None:
-        """Forget the models and the changed state that a client has in this round, as if it had not taken part."""
+        """Forget the models and the changed state that a client has in this round."""
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator that scores models, given as vectors ``[P]``, on batches.
-
-        Args:
-            batches: pairs ``(x, y)``.
-            private: a function that returns the entries of the client's model that are not shared and thus not in
-                vectors; None if all entries are shared.
-        """
+        """Make an evaluator of models ``[P]`` on batches ``(x, y)``, with a client's private entries."""
         if self._first is None:
             self._first = ModelEvaluator(
                 self._trainer.lightning_module,
@@ -129,18 +110,7 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """Make an evaluator that scores models, given as vectors ``[P]``, on a client's split by a score of any task.
-
-        The first call for each score tries the score out on a batch.
-
-        Args:
-            client: the client's number.
-            split: the split to evaluate on.
-            performance: the score; it need not be a score of classifiers.
-
-        Raises:
-            ConfigurationError: the score is not available for this module.
-        """
+        """Make an evaluator of models ``[P]`` on a client's split by a score, which is tried out first."""
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
             found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
@@ -149,13 +119,7 @@ class ClientManager:
         return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
-        """Return a copy of the trainer's module, in evaluation mode, that holds a model.
-
-        Args:
-            vector: ``[P]``, the model.
-            private: a function that returns the entries of the client's model that are not shared; None if all entries
-                are shared.
-        """
+        """Return a copy of the trainer's module, in evaluation mode, that holds a model ``[P]``."""
         own = copy_module(self._trainer.lightning_module).eval().requires_grad_(False)
         self._space.write(own, vector)
         put_private(own, self._space, {} if private is None else private())
@@ -166,16 +130,7 @@ class ClientManager:
     def received(
         self, strategies: Mapping[str, Any], instructions: Mapping[int, Instruction], global_vector: Tensor
     ) -> dict[int, Tensor]:
-        """Return the models ``[P]`` that clients would use after receiving the server's messages.
-
-        Args:
-            strategies: the federation's strategies by name.
-            instructions: the server's message to each client, by client id.
-            global_vector: ``[P]``, the global model.
-
-        Returns:
-            ``{client id: model}`` for the clients that would use another model than the global one.
-        """
+        """Return ``{client id: model [P]}`` of the clients that would not use the global model."""
         models = {}
         for client, instruction in instructions.items():
             with opened(self.locals[client]) as local:
@@ -187,19 +142,10 @@ class ClientManager:
     def own_scores(
         self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
     ) -> dict[str, Tensor]:
-        """Score each client's own model on the client's own test split.
+        """Score each client's own model ``[P]``, or the global one, on its own test split.
 
-        The trainer's module holds the last client's model afterwards.
-
-        Args:
-            clients: ids of the k clients to score.
-            models: the clients' own models ``[P]`` by client id; a client without an entry is scored with the global
-                model.
-            global_vector: ``[P]``, the global model.
-
-        Returns:
-            ``{name: scores}`` for the names in :data:`flsv.scores.class_scores.OWN_SCORES`, scores of shape ``[k]``,
-            NaN for clients without test samples.
+        Returns ``{name: scores [k]}`` for the names in :data:`flsv.scores.class_scores.OWN_SCORES`, NaN for clients
+        without test samples. The trainer's module holds the last client's model afterwards.
         """
         module, all_counts = self._trainer.lightning_module, []
         private = self._space.read_private(module)
@@ -235,18 +181,7 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Check on one batch that a trainer's module returns logits; its modes, buffers and the random state are restored.
-
-    Args:
-        trainer: the trainer, with its module on its device.
-        batches: pairs ``(x, y)``; only the first is used.
-        num_classes: the number M of classes.
-        asking: the beginning of the error message, which names the purpose of the evaluation.
-
-    Raises:
-        ConfigurationError: the batch is not a pair, its labels are not classes, or the module's ``forward`` does not
-            return logits of at least M classes.
-    """
+    """Check on one batch that a trainer's module returns logits; ``asking`` begins the error's message."""
     module = trainer.lightning_module
     with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:
@@ -262,18 +197,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
-    """Append zeros to class counts for the last classes, which the data lack.
-
-    Args:
-        counts: ``[n, M']``, samples per client and class of the data.
-        num_classes: M, the federation's number of classes.
-
-    Returns:
-        Samples per client and class, ``[n, M]``.
-
-    Raises:
-        ConfigurationError: the data have more classes than the federation.
-    """
+    """Append zeros to samples per client and class ``[n, M']`` for classes that the data lack: ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "

@@ -49,11 +49,7 @@ def to_record(packet: Packet) -> RecordDict:
 
 
 def from_record(record: RecordDict) -> Packet:
-    """Convert a Flower record into a packet.
-
-    Raises:
-        ValueError: the record is not a packet.
-    """
+    """Convert a Flower record into a packet, or raise ValueError."""
     try:
         plain, tensors = record.config_records["plain"], record.array_records["tensors"]
         return Packet(str(plain["kind"]), json.loads(str(plain["plain"])), dict(tensors.to_torch_state_dict()))
@@ -65,9 +61,6 @@ class GridTransport:
     """Transport of packets to sites over a Flower Grid.
 
     A SuperNode answers one message after the other; a message expires if the SuperNode does not fetch it in time.
-
-    Args:
-        grid: the ServerApp's grid.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -78,15 +71,7 @@ class GridTransport:
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets to nodes and yield the replies that come in time; see :class:`flsv.engines.remote.Transport`.
-
-        Args:
-            packets: the packets by node id.
-            seconds: the time within which nodes must reply.
-
-        Yields:
-            A node's id, and its packet or the reason why there is none.
-        """
+        """Send packets by node id, and yield the replies, or why there is none, within ``seconds``."""
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)

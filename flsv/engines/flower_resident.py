@@ -86,17 +86,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
 
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
-    """Answer a message in this process.
+    """Answer a message in this process: the reply, the app's state in Flower's context, and None.
 
-    Args:
-        app: the place to import the real ClientApp from, as ``"package.module:name"``.
-        identity: Flower's ids of the task, the run and the node.
-        message: the message.
-        context: Flower's context of the message.
-
-    Returns:
-        The reply, the state that the app stores in Flower's context, and None; after an error None, None and the
-        error's class. The error's text may contain samples, and must not reach the server.
+    After an error these are None, None and the error's class: its text may hold samples, and must not reach the server.
     """
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module, _, name = app.partition(":")
@@ -108,21 +100,7 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
 
 
 def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
-    """Let the site's resident process answer a message, and start the process if necessary.
-
-    Args:
-        idle: seconds without a message after which the process ends.
-        app: the place to import the real ClientApp from, as ``"package.module:name"``.
-        identity: Flower's ids of the task, the run and the node.
-        message: the message.
-        context: Flower's context of the message.
-
-    Returns:
-        The reply, state and error that :func:`_answered` returned in the resident process.
-
-    Raises:
-        RuntimeError: the process does not start, or has died twice over this message.
-    """
+    """Let the site's resident process answer a message, and start it if necessary."""
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "socket.key"

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import as_given
 from flsv._lightning.several_processes import Counted, add
-from flsv.core import Instruction
-from flsv.engines.client_manager import ClientManager
-from flsv.engines.cohort import CohortTraining
-from flsv.engines.one_process import IdleProcess
+from flsv.engines.engine import IdleEngine
 from flsv.training.algorithms import ClientContext
-from flsv.training.client_turn import Turn
-from flsv.training.cohort_loader import CohortLoader, Run
+from flsv.training.cohort_loader import ClientBatches, CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
 from flsv.training.rows.row_checks import not_batched
 from flsv.training.rows.row_step import State, batched_steps
@@ -30,121 +26,15 @@ ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client whose training has begun and that waits to be trained as a row of the batched model.
-
-    Attributes:
-        turn: the client's context, with which its training is resumed after the batched steps.
-        state: the parameters and buffers of the client's model by name.
-        given: the client's batches.
-    """
+    """A client that waits to train as a row: its context, its model's parameters and buffers, its batches."""
 
     turn: ClientContext
     state: State
     given: list[Any]
 
 
-class VmapCohort(CohortTraining):
-    """The training of a cohort in chunks of clients, each chunk as one batched model.
-
-    Every client's training begins and ends as in :class:`CohortTraining`, in the order of the cohort, while the module
-    holds the client's model. Between the two, the client's model is trained as a row of the batched model.
-
-    Args:
-        turn: the object that begins and ends the training of each client.
-        manager: the clients' data.
-        seed: the run's seed.
-        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.
-
-    Raises:
-        NotBatched: a trial shows that the module cannot be trained as a batched model.
-    """
-
-    def __init__(self, turn: Turn, manager: ClientManager, seed: int, chunk: int | None = None) -> None:
-        super().__init__(turn, manager)
-        self._module: Any = turn.shared.module
-        self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
-        space = turn.shared.space
-        # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
-        self._unstacked = {*space.constant_names, *space.non_finite_names}
-        self._unused = try_rows(self._trainer, space, seed, self._unstacked)
-        self._now: int | None = None
-
-    def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        super().begin_round(loader, instructions, num_samples)
-        self._now = None
-        self._batches = iter(loader)
-        named = (*self._module.named_parameters(), *self._module.named_buffers())
-        self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
-
-    @property
-    def client(self) -> int | None:
-        """Return the id of the client whose training begins or ends at this moment; None while many clients are trained
-        at once."""
-        return self._now
-
-    @property
-    def place(self) -> str:
-        return f"{len(self._visits)} at once"
-
-    def train(self, run: Run) -> None:
-        """Train the whole cohort, chunk by chunk; ``run`` is not used."""
-        # Parameters that a callback has frozen at the round's start have no gradient from here on.
-        clip = clipping(self._trainer)
-        self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
-        while not self.complete:
-            stop = min(self._visited + self._chunk, len(self._visits))
-            self._train([self._begin(place) for place in range(self._visited, stop)])
-        add(self._trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
-
-    def _begin(self, place: int) -> _Begun:
-        """Begin the training of the client at index ``place`` of the cohort, and return the client ready for the
-        batched model."""
-        visit = self._visits[place]
-        self._now = visit.client
-        client = visit.client
-        # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
-        # then draws the same random numbers.
-        given = [as_given(self._trainer, next(self._batches))]
-        data, samples = self._manager.locals[client], int(self._samples[client])
-        self.turn.begin(self._instructions[client], data, samples, visit.batches)
-        given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
-        state = {name: tensor.clone() for name, tensor in self._own.items()}
-        turn = self.turn.suspend()
-        self._now = None
-        return _Begun(turn, state, given)
-
-    def _train(self, begun: list[_Begun]) -> None:
-        """Train a chunk of clients as one batched model, then end each client's training. If memory runs out, train the
-        two halves of the chunk one after the other; later chunks have the size of a half."""
-        found: tuple[State, Tensor] | None = None
-        try:
-            states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
-            with batched_steps(self._trainer):
-                found = self._training.train(states, GivenBatches([each.given for each in begun]))
-        except RuntimeError as error:
-            if not is_oom_error(error) or len(begun) == 1:
-                raise
-        if found is None:  # out of the except block: the error's traceback holds the tensors
-            self._chunk = half = (len(begun) + 1) // 2
-            garbage_collection_cuda()
-            rank_zero_warn(
-                f"flsv: the training of {len(begun)} clients at once ran out of memory: from here on {half} train at "
-                f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
-            )
-            self._train(begun[:half])
-            self._train(begun[half:])
-            return
-        trained, losses = found
-        for row, each in enumerate(begun):
-            self._now = self._visits[self._visited].client
-            torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
-            self.turn.resume(each.turn, losses[row])
-            self._end_client()
-        self._now = None
-
-
 @checked
-class VmapProcess(IdleProcess):
+class VmapProcess(IdleEngine):
     """The engine ``FederatedLoop(engine="vmap")``, which trains many small clients at once with ``torch.func.vmap``.
 
     The engine works for modules with automatic optimization whose ``training_step`` is a function of the module's
@@ -160,7 +50,7 @@ class VmapProcess(IdleProcess):
     activations of every client in the chunk that trains at once.
 
     Args:
-        options: the arguments of :class:`OneProcess`.
+        options: the arguments of :class:`flsv.engines.engine.Engine`.
         chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU. It is halved when memory
             runs out.
 
@@ -179,11 +69,77 @@ class VmapProcess(IdleProcess):
             raise ConfigurationError(
                 f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
             )
-        self._chunk = chunk
         super().__init__(*options)
+        self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
+        self._now: int | None = None
+
+    @property
+    def client(self) -> int | None:
+        """Return the client whose training begins or ends at this moment; None while many train at once."""
+        return self._now
+
+    @property
+    def place(self) -> str:
+        return f"{len(self._visits)} at once"
+
+    def _prepare(self) -> None:
+        # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
+        self._unstacked = {*self.space.constant_names, *self.space.non_finite_names}
+        self._unused = try_rows(self.trainer, self.space, self._state.seed, self._unstacked)
 
     def _batches(self) -> CohortLoader:
         return self._load(self._state.cohort)
 
-    def _make_cohort(self, turn: Turn) -> CohortTraining:
-        return VmapCohort(turn, self.manager, self._state.seed, self._chunk)
+    def _train(self, batches: Any) -> None:
+        """Train the cohort chunk by chunk; each client begins and ends as alone, while the module holds its model."""
+        self._given = iter(batches)
+        named = (*self._module.named_parameters(), *self._module.named_buffers())
+        self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
+        # Parameters that a callback has frozen at the round's start have no gradient from here on.
+        clip = clipping(self.trainer)
+        self._training = RowTraining(self._module, self.trainer.optimizers[0], clip, self._unused)
+        while not self.complete:
+            stop = min(self._visited + self._chunk, len(self._visits))
+            self._train_rows([self._waiting(visit) for visit in self._visits[self._visited : stop]])
+        add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
+
+    def _waiting(self, visit: ClientBatches) -> _Begun:
+        """Begin a client's training, and return the client ready for the batched model."""
+        self._now = visit.client
+        # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
+        # then draws the same random numbers.
+        given = [as_given(self.trainer, next(self._given))]
+        self._begin(visit)
+        given += [as_given(self.trainer, next(self._given)) for _ in range(visit.batches - 1)]
+        state = {name: tensor.clone() for name, tensor in self._own.items()}
+        turn = self.turn.suspend()
+        self._now = None
+        return _Begun(turn, state, given)
+
+    def _train_rows(self, begun: list[_Begun]) -> None:
+        """Train a chunk of clients as one batched model, in halves if memory runs out, then end each client."""
+        found: tuple[State, Tensor] | None = None
+        try:
+            states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
+            with batched_steps(self.trainer):
+                found = self._training.train(states, GivenBatches([each.given for each in begun]))
+        except RuntimeError as error:
+            if not is_oom_error(error) or len(begun) == 1:
+                raise
+        if found is None:  # out of the except block: the error's traceback holds the tensors
+            self._chunk = half = (len(begun) + 1) // 2
+            garbage_collection_cuda()
+            rank_zero_warn(
+                f"flsv: the training of {len(begun)} clients at once ran out of memory: from here on {half} train at "
+                f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
+            )
+            self._train_rows(begun[:half])
+            self._train_rows(begun[half:])
+            return
+        trained, losses = found
+        for row, each in enumerate(begun):
+            self._now = self._visits[self._visited].client
+            torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
+            self.turn.resume(each.turn, losses[row])
+            self._end()
+        self._now = None

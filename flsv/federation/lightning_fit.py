@@ -14,23 +14,20 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
-    counted_length,
-    in_turn,
     no_placeholder,
     round_axis,
-    stepping,
     unprofiled,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights, refuse
+from flsv._lightning.round_boundary import FinetuningState, RoundAverage, refuse
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
-from flsv.engines.cohort import where
-from flsv.engines.one_process import OneProcess
+from flsv.engines.engine import Engine, where
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
@@ -45,7 +42,7 @@ from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.step_counts import LocalSteps
 
-_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
+_ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 
 #: Warnings that Lightning would repeat in every round.
 _EVERY_ROUND = (
@@ -70,16 +67,17 @@ class LightningFit:
         self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.metrics = config, metrics
         self.state, self.run_state = state, run_state
-        self.fitting, self._finished, self._epoch_begun = True, False, False
+        self.fitting, self._finished = True, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
-        self.boundary: RoundBoundary | None = None
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._undo = ExitStack()
         self.files = config.reporting.files and leaves_files(trainer)
         if self.files and trainer.is_global_zero:
             self._undo.callback(FolderLock(run_folder(trainer)).release)
+        self.loop = FederatedFitLoop(trainer)
+        self._undo.callback(self.loop.give_back)
 
     # ---- before the first round
 
@@ -108,12 +106,13 @@ class LightningFit:
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            (data, "round_loader", self._round_loader),
             round_axis(trainer),
             *no_placeholder(trainer),
             *unprofiled(trainer),
-            *stepping(trainer, self.steps),
         )
+        self._undo.callback(self.steps.tell_steps().restore)
+        self._lengths = self.steps.tell_batches()
+        self._undo.callback(self._lengths.restore)
 
     def start(self, module: L.LightningModule) -> None:
         """Make the run and its reports, after the optimizers are set up."""
@@ -123,12 +122,13 @@ class LightningFit:
         self.finetuning.restore(module, run_state.finetuned)
         self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
-        if make is OneProcess and ranks_of(trainer).size > 1:
+        if make is Engine and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
         self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
         self.federation.server.strategies += self.plan.ends(self.federation, module, self._weights)
-        self.steps.begun = True
+        self._lengths.restore()
+        self._change((self.data, "round_loader", self.federation.loader))
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
@@ -152,14 +152,13 @@ class LightningFit:
         self.plan.planned(self.state.num_clients, federation.server.games, module)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
-        self.boundary = RoundBoundary(trainer, loop)
         self.average = RoundAverage(callbacks_of(trainer))
-        shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
-        weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
-        self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
-        epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
-        hooks = loop_of_fit, "on_advance_end", in_turn(loop_of_fit.on_advance_end, self._score_round)
-        self._change(weights, *epoch, hooks, *self.average.changes, self._at_the_end(trainer.strategy))
+        state, self.begin_step = engine.turn.state, engine.turn.begin_step
+        self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
+        self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
+        plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"
+        weights = trainer.strategy, name, lambda: state.global_state_dict() if self.loop.within else plain()
+        self._change(weights, *self.average.changes)
 
     # ---- the state of the fit
 
@@ -171,14 +170,9 @@ class LightningFit:
         return self.federation
 
     @property
-    def within_round(self) -> bool:
-        """Return whether a round is unfinished, so that the module may hold a client's model."""
-        return self.boundary is not None and self.boundary.within
-
-    @property
     def current_client(self) -> int | None:
         """Return the id of the client that trains now, or None."""
-        return self.running.engine.cohort.client if self.within_round else None
+        return self.running.engine.client if self.loop.within else None
 
     def place(self) -> str:
         """Name the present client and round in words for messages."""
@@ -186,30 +180,22 @@ class LightningFit:
 
     def _progress(self) -> dict[str, str]:
         rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-        return {"round": rounds, "client": self.running.engine.cohort.place}
+        return {"round": rounds, "client": self.running.engine.place}
 
     # ---- a round
 
-    def begin_epoch(self) -> None:
-        """Store the state before any hook of the next round, then begin the epoch."""
-        assert self.boundary is not None
+    def begin_round(self, loop: L.Callback) -> None:
+        """Store the state before any hook of the next round."""
         assert self.reports is not None
-        self._epoch_begun = False
-        self.boundary.begin_round()
+        self.loop.copy_states(loop)
         self.reports.begin_round()
         self.finetuning.begin_round()
-        self.average.begin_round()
+        self.average.begin_round(self.trainer)
         self.running.remember()
-        self._begin_epoch()
 
-    def run_round(self) -> None:
+    def round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
-        assert self.boundary is not None
         assert self.reports is not None
-        if not self._epoch_begun:  # Lightning only ends the epoch of a checkpoint
-            self.boundary.within = False
-            self._run_epoch()
-            return
         trainer, engine, index = self.trainer, self.running.engine, self.state.round_index
         last = index + 1 == trainer.max_epochs
         try:
@@ -217,7 +203,7 @@ class LightningFit:
         except StopIteration:  # Lightning would take it for the end of the fit
             complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
-            self.boundary.within = self.state.round_index == index
+            self.loop.within = self.state.round_index == index
         if not complete:
             self._stopped_early()
             return
@@ -237,30 +223,18 @@ class LightningFit:
             )
         self.discard(early)
 
-    def begin_step(self, optimizer: Any) -> None:
-        """Begin an optimizer step of the client, whose gradients are computed."""
-        self.running.engine.cohort.turn.begin_step(optimizer)
-
     # ---- between rounds
-
-    def epoch_has_begun(self) -> None:
-        self._epoch_begun = True
-
-    def end_epoch(self) -> None:
-        """Store Lightning's progress if a round is complete."""
-        if self.boundary is not None and not self.within_round:
-            self.boundary.remember()
 
     def _score_round(self, ended: bool = False) -> None:
         """Score the module as it is after all hooks of a round, if metrics value the round."""
-        if self._epoch_begun and self.boundary is not None and not self.within_round:
+        if self.loop.begun and not self.loop.within:
             module, last = self.trainer.lightning_module, self.state.round_index - 1
             changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
             self.plan.end_round(module, last, ended or self.trainer.validating, changed)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
-        if self.fitting and self.within_round:
+        if self.fitting and self.loop.within:
             self.discard("the epoch ended before the round's last batch")
 
     def discard(self, why: str) -> None:
@@ -272,30 +246,26 @@ class LightningFit:
         """Return the state that the next round needs; score the last round first."""
         self._score_round()
         engine = None if self.federation is None else self.federation.engine
-        return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
+        return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.loop.within)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint that is being saved to a state between two rounds."""
-        if self.boundary is None or self.reports is None:
+        if self.reports is None:
             return
         if self.running.at_server:
             refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
-        if self.boundary.within:
-            self.boundary.rewind(checkpoint)
+        checkpoint["loops"]["fit_loop"] = self.loop.state_dict()  # after the fit the trainer has its own loop
+        if self.loop.within:
+            self.loop.rewind(checkpoint)
         else:
-            self.boundary.close_epoch(checkpoint)
             self.average.place_last(checkpoint)
 
     # ---- the end
 
-    def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
-        """Return the patch by which :meth:`finish` follows the strategy's ``on_train_end``."""
-        end = in_turn(strategy.on_train_end, partial(self._score_round, ended=True), self.finish)
-        return strategy, "on_train_end", end
-
     def finish(self) -> None:
-        """Train coalitions that metrics still need, and write the final results."""
+        """Score the last round, train coalitions that metrics still need, and write the final results."""
+        self._score_round(ended=True)
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -323,7 +293,7 @@ class LightningFit:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
                 self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
-            if self.within_round:
+            if self.loop.within:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
@@ -347,8 +317,3 @@ class LightningFit:
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes until the fit's end."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)
-
-    def _round_loader(self) -> Any:
-        """Return the next round's train dataloader, or a stand-in before the first cohort exists."""
-        length = counted_length(self.trainer, self.steps)
-        return self.running.loader() if length is None else length

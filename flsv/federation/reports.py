@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -19,12 +20,13 @@ from torchmetrics import Metric
 from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
-from flsv.engines.one_process import OneProcess
-from flsv.federation.performances import learning_record, performances
+from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
+from flsv.games import ModelScore
+from flsv.games.performance import title_of
 from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
@@ -218,7 +220,7 @@ class RunReports:
 class ClientPictures(Sink):
     """Sink that writes the pictures and tables that clients have stored."""
 
-    def __init__(self, engine: OneProcess, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine, self._folder = engine, folder
 
     def write(self, result: RoundResult) -> None:
@@ -305,3 +307,44 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
         others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
         events.append(Event(**incident, of=of, others=others))
     return events
+
+
+def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
+    """Return ``{metric: {"by", "value", "majority"}}``: the global model's performance by the metric's measure.
+
+    The value is None if it is not finite. The majority is the accuracy of an answer that is always the most frequent
+    class, None by another measure.
+    """
+    model, scores, found = run.state.model(), dict[Any, Any](), {}
+    for name, measure in run.metrics.performances.items():
+        other = measure if isinstance(measure, ModelScore) else None
+        key = None if other is None else other.evaluator
+        if key not in scores:
+            assert run.server.games is not None
+            scores[key] = run.server.games.evaluator_of(measure)(model[None])
+        value = float(scores[key].value(measure if other is None else other.name).mean())
+        support = scores[key].support if measure == "accuracy" else None
+        found[name] = {
+            "by": title_of(measure, run.engine.data.positive_class),
+            "value": value if math.isfinite(value) else None,
+            "majority": None if support is None else float(support.max() / support.sum()),
+        }
+    return found
+
+
+def learning_record(run: FederationRun) -> dict[str, Any]:
+    """Return entries of ``run.json`` after the last round: ``"paid_in"``, by metric the performance at the run's start
+    and end, the majority class's accuracy, and the sum of the clients' values."""
+    values = run.metrics.contributions
+    return {
+        "paid_in": {
+            name: {
+                "by": told["by"],
+                "start": run.state.start.get(name),
+                "end": told["value"],
+                "majority": told["majority"],
+                "sum": float(values[name].nansum()) if name in values else None,
+            }
+            for name, told in performances(run).items()
+        }
+    }

@@ -19,8 +19,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
-from flsv.engines.cohort import CohortTraining
-from flsv.engines.one_process import OneProcess
+from flsv.engines.engine import Engine
 from flsv.engines.ranks import check_agreement
 from flsv.metrics import PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
@@ -41,7 +40,7 @@ class FederationRun:
         config: FederationConfig,
         metrics: ContributionMetrics,
         state: FederationState,
-        engine: OneProcess,
+        engine: Engine,
         rounds: int | None,
     ) -> None:
         self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
@@ -124,16 +123,15 @@ class FederationRun:
     def remember(self) -> None:
         """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
-        self.engine.cohort.turn.shared.remember()
+        self.engine.turn.state.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, and return whether it is complete."""
         instructions = self._instruct_cohort()  # it was drawn at the end of the round before
-        cohort = self.engine.train(instructions)  # one after the other, many at once, on ranks or at sites
-        if cohort is None:
+        if not self.engine.train(instructions):  # one after the other, many at once, on ranks or at sites
             return False
-        round = self._receive(cohort, instructions)
-        round = self._finish(cohort, round)  # metrics, aggregation, personalization
+        round = self._receive(instructions)
+        round = self._finish(round)  # metrics, aggregation, personalization
         write(round)
         self._complete(last or self.spent() is not None)
         return True
@@ -142,46 +140,45 @@ class FederationRun:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        shared = self.engine.cohort.turn.shared
-        shared.begin_round()
-        state.global_vector = shared.global_vector
+        self.engine.turn.state.begin_round()
+        state.global_vector = self.engine.global_vector
         instructions = self._instruct(state.cohort)
         if any(upload.reference == "global" for upload in self.config.uploads):
             self._add_global_model(instructions)
         return instructions
 
-    def _receive(self, cohort: CohortTraining, instructions: dict[int, Instruction]) -> Round:
+    def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return the round as the server sees it."""
-        state, manager, self.at_server = self.state, self.engine.manager, True
-        self.server.send({client: told for client, told in instructions.items() if client in cohort.heard})
-        manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
+        state, engine, self.at_server = self.state, self.engine, True
+        self.server.send({client: told for client, told in instructions.items() if client in engine.heard})
+        engine.manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
         with self._warnings_once():
             round = self.server.receive(
-                cohort.updates,
-                cohort.matrix,
+                engine.updates,
+                engine.matrix,
                 instructions,
                 state,
-                manager.clients,
-                manager.server,
+                engine.manager.clients,
+                engine.manager.server,
                 self._chances(),
-                cohort.broken,
+                engine.broken,
             )
-        sent = {update.client_id for update in cohort.updates}
-        cohort.leave_out(sent.difference(on_host(round.client_ids)))
+        sent = {update.client_id for update in engine.updates}
+        engine.leave_out(sent.difference(on_host(round.client_ids)))
         return round
 
-    def _finish(self, cohort: CohortTraining, round: Round) -> Round:
+    def _finish(self, round: Round) -> Round:
         """Measure and aggregate the round, and write the next global model into the module."""
         state, engine = self.state, self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
-            state.complete(round, [*cohort.broken, *(update.client_id for update in cohort.updates)])
+            state.complete(round, [*engine.broken, *(update.client_id for update in engine.updates)])
             if self.config.evaluation.keeps:
-                state.trained.update({client: model.clone() for client, model in cohort.trained().items()})
+                state.trained.update({client: model.clone() for client, model in engine.trained().items()})
             self.evaluated = self._evaluates()
             if self.evaluated:
                 state.client_scores = engine.own_scores(self._instruct)
-        cohort.end_round(state.model())
+        engine.end_round(state.model())
         check_agreement(engine.ranks, round, state.model(), self.metrics.contributions)
         return round
 
@@ -248,10 +245,10 @@ class RunState:
     identity: Identity = field(default_factory=lambda: Identity({}, {}))
     resumed: bool = False
 
-    def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
+    def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
-            clients, buffers = engine.kept(), engine.cohort.turn.shared.buffers()
+            clients, buffers = engine.kept(), engine.turn.state.buffers()
         return {
             "clients": clients,
             "buffers": buffers,
@@ -270,7 +267,7 @@ class RunState:
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
 
-    def copy(self, engine: OneProcess | None) -> RunState:
+    def copy(self, engine: Engine | None) -> RunState:
         """Copy this state, with the clients' present states."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))

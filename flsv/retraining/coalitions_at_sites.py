@@ -91,7 +91,7 @@ class CoalitionsAtSites(Strategy):
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates, self._clients = updates, clients
-        self._away = {*self._run.cohort} - self._engine.cohort.heard
+        self._away = {*self._run.cohort} - self._engine.heard
 
     def end_round(self, round: Round) -> None:
         if self._left is not None and not torch.equal(self._left.to(round.global_vector), round.global_vector):

@@ -1,16 +1,7 @@
 """Turn: one client's training in a Trainer in one round, from the server's Instruction to the client's ClientUpdate.
 
-The Trainer has one module, one set of optimizers and so on, and every client needs its own. A turn therefore writes the
-client's state into the module (:mod:`flsv.training.shared_module`) and into the other parts of the Trainer
-(:mod:`flsv.training.slots`), the client trains, and the turn reads the client's state, stages it in the store
-(:mod:`flsv.training.store`) and restores the Trainer's own state::
-
-    turn.begin(instruction, local, samples, batches)    # enter
-    loader.train(visit, run)                            # train: Lightning's epoch, once for each local epoch
-    update = turn.end()                                 # leave
-
-Within an epoch the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
-``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends.
+``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends. Between
+them the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
 """
 
 from __future__ import annotations
@@ -30,13 +21,9 @@ from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
-from flsv.training.loss_scale import LossScale
-from flsv.training.optimizer_state import OptimizerState, upload_parameters
-from flsv.training.pace import Pace
-from flsv.training.shared_module import SharedModule
-from flsv.training.slots import Slot, Slots
 from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
+from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -53,13 +40,11 @@ class Turn:
         num_clients: int,
         steps: LocalSteps,
     ) -> None:
-        self.shared, self._store = SharedModule(trainer.lightning_module, space), store
-        self.trainer: Any = trainer
+        self.state = TrainerState(trainer, space, config.optimizer_state, store, steps)
+        self.trainer, self._store, self._steps = trainer, store, steps
         self._config, self._num_clients = config, num_clients
         self._algorithm: Any = config.client_algorithm
         self._strategies = list(config.strategies.values())
-        others: list[Slot] = [steps, *optimizer_slots(trainer, config.optimizer_state, steps)]
-        self.slots, self._steps = Slots([*others, LossScale(trainer)], store), steps
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
@@ -78,20 +63,17 @@ class Turn:
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """Write a client's model and state into the Trainer."""
-        personalizer, shared = self._config.personalizer, self.shared
-        shared.begin_turns()
+        personalizer, state = self._config.personalizer, self.state
+        state.begin_turns()
         with opened(local):
             start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
-            shared.enter(start, local.private)
-            self.slots.enter(instruction.client_id)
+            state.enter(instruction.client_id, start, local.private)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
             epochs = self._config.local_epochs
-            context = ClientContext(
-                shared.module, shared.space, instruction, local, start, num_samples, batches, epochs
-            )
+            context = ClientContext(state.module, state.space, instruction, local, start, num_samples, batches, epochs)
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
         self.context = context
@@ -99,13 +81,13 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Prepare the slots and the client algorithm for a batch."""
+        """Prepare the step counts and the client algorithm for a batch."""
         if self.context is None:
             return
         own, told = self.context, self.context.instruction
         if own.position == 0:  # transfer hooks have drawn random numbers for this batch
             seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
-        self.slots.begin_batch(own.position, own.batches)
+        self._steps.last_batch = own.position + 1 == own.batches
         if self._algorithm is not None:
             with opened(own.local):
                 self._algorithm.begin_batch(own, batch)
@@ -137,13 +119,13 @@ class Turn:
     def suspend(self) -> ClientContext:
         """Interrupt the turn while the client's model trains outside the Trainer."""
         own, self.context = self._own, None
-        self.slots.leave(stage=False)
+        self.state.leave(keep=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
         """Continue the turn of a client whose model has trained outside the Trainer."""
         told = own.instruction
-        self.slots.enter(told.client_id)
+        self.state.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
         seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
         own.position = own.num_steps = own.batches
@@ -155,40 +137,35 @@ class Turn:
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """Return the client's update, and restore the Trainer's own state."""
         own, self.context = self._own, None
-        local, shared = own.local, self.shared
+        local, state = own.local, self.state
         if self._algorithm is not None:
             self._algorithm.leave_client(own)
         with opened(local):
-            vector, private = shared.read(out)
-            trained = vector
-            if upload_parameters(self.trainer):
-                trained = vector.clone()
-                shared.space.read(shared.module, out=vector)
-            shared.reset_private()
-            own.broken |= shared.is_broken(private) or (self._config.private and not all_finite(vector))
+            vector, trained, private = state.read(out)
+            own.broken |= state.is_broken(private) or (self._config.private and not all_finite(vector))
             if own.broken and self._config.private:
                 self._store.discard(own.instruction.client_id)  # before the uploads, which keep what they do not send
-                trained, private = vector.copy_(shared.global_vector), {}
+                trained, private = vector.copy_(state.global_vector), {}
             update = self._sent(own, vector, trained, private) if self._config.private or not own.broken else None
-        self.slots.leave(stage=update is not None and not own.broken)
+        state.leave(keep=update is not None and not own.broken)
         return update
 
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
     ) -> ClientUpdate | None:
         """Apply the uploads to a client's trained model, and make the client's update."""
-        local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
+        local, told, uploads = own.local, own.instruction, self._config.uploads
         leaving = UploadContext(
             told.client_id,
             self._num_clients,
-            shared.space.num_parameters,
+            self.state.space.num_parameters,
             told.round_index,
             told.seed if self.upload_seed is None else self.upload_seed,
             local.state,
             start_sent=told.start is not None,
             secret=self.upload_secret,
         )
-        sent, traffic = upload(uploads, vector, own.start, shared.global_vector, leaving)
+        sent, traffic = upload(uploads, vector, own.start, self.state.global_vector, leaving)
         if sent is not vector:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
@@ -199,7 +176,7 @@ class Turn:
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
         loss = sanitize_report(uploads, leaving, "loss", loss)
         local.set_models(own.start, trained, vector, tell)
-        shared.keep_buffers()
+        self.state.keep_buffers()
         own.trained, own.sent = trained, vector
         own.upload = partial(self._upload, leaving)
         reports = self._reports(local, own)
@@ -237,13 +214,7 @@ class Turn:
 
     def discard(self) -> None:
         """Restore the Trainer's state of the round's start."""
-        self.slots.leave(stage=False)
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
         self.context = None
-        self.shared.discard()
-
-
-def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = None) -> list[Slot]:
-    """Return the slots for each client's own optimizer state, schedules and options."""
-    return [Pace(trainer, policy, steps), OptimizerState(trainer, policy)]
+        self.state.discard()

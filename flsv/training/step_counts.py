@@ -10,23 +10,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flsv._lightning.patches import CONFIGURE, callbacks_of
+from flsv._lightning.patches import CONFIGURE, PatchedAttributes, answering, callbacks_of
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.sampling import ClientSampler
-from flsv.training.slots import Slot
 from flsv.utilities.seeding import generator_for
 
 
-class LocalSteps(Slot):
-    """Slot that tells Lightning how many optimizer steps and batches the client has."""
-
-    name = "steps"
+class LocalSteps:
+    """What tells Lightning how many optimizer steps and batches the client has."""
 
     def __init__(
         self,
@@ -43,16 +41,7 @@ class LocalSteps(Slot):
         self._known: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
         self.length_was_read = False
-        self.begun, self.last_batch = False, None  # type: bool, bool | None
-
-    def enter(self, client: int, kept: Any) -> None:
-        self.client = client
-
-    def begin_batch(self, position: int, batches: int) -> None:
-        self.last_batch = position + 1 == batches
-
-    def leave(self) -> None:
-        self.client = self.last_batch = None
+        self.last_batch: bool | None = None
 
     def of(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, which may be infinite."""
@@ -64,13 +53,25 @@ class LocalSteps(Slot):
         """Return the largest number of steps of any client, for schedules of no client."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
-    def length(self) -> range:
-        """Return a range that stands in for the train dataloader."""
-        return range(int(self._answer(self._batches, "the number of training batches")))
+    def tell_steps(self) -> PatchedAttributes:
+        """Let the trainer tell the client's steps in the whole fit, and its last batch of a round, until restored."""
+        steps = partial(self._answer, self.of, "estimated_stepping_batches")
+        answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
+        answers["is_last_batch"] = lambda: self.last_batch
+        return PatchedAttributes([answering(self._trainer, answers)])
 
-    def answer(self) -> float:
-        """Return what Lightning gets as ``trainer.estimated_stepping_batches``."""
-        return self._answer(self.of, "estimated_stepping_batches")
+    def tell_batches(self) -> PatchedAttributes:
+        """Let the trainer tell the client's batches of a round where it has no train dataloader, until restored."""
+
+        def length() -> range:
+            return range(int(self._answer(self._batches, "the number of training batches")))
+
+        answers = {"train_dataloader": length, "num_training_batches": lambda: len(length())}
+        changes: list[tuple[Any, str, Any]] = [answering(self._trainer, answers)]
+        changes.append((self._trainer.fit_loop, "setup_data", lambda: None))
+        if isinstance(self._data, FederatedDataModule):
+            changes.append((self._data, "round_loader", length))
+        return PatchedAttributes(changes)
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count`` of the present client, or its largest value between clients."""

@@ -5,14 +5,9 @@ A client's state has these parts, by name:
 ``tensors``
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
     the module that it does not share (:mod:`flsv.training.client_turn`).
-``optimizer``
-    The optimizers' state (momentum, Adam's moments) with ``optimizer_state="persist"``
-    (:mod:`flsv.training.optimizer_state`).
-``pace``
-    Its position in its learning-rate schedules, and other options that its training has changed
-    (:mod:`flsv.training.pace`).
-``loss_scale``
-    Its scale of the loss in half precision (:mod:`flsv.training.loss_scale`).
+``optimizer``, ``pace``, ``loss_scale``
+    Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``; its
+    position in its schedules, and options that its training has changed; its scale of the loss in half precision.
 
 Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
 the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to
@@ -34,7 +29,7 @@ import torch
 
 from flsv.core import State
 
-#: The part of a client's state that consists of tensors by name; each other part has the name of its slot.
+#: The part of a client's state that consists of tensors by name.
 TENSORS = "tensors"
 
 
@@ -59,13 +54,13 @@ class ClientStore:
         """Return a client's tensors without a copy, only to read."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
-    def kept(self, client: int, name: str) -> Any:
-        """Return the state of one slot after a client's last complete round."""
-        return self._kept.get(client, {}).get(name)
+    def kept(self, client: int) -> Mapping[str, Any]:
+        """Return a client's state after its last complete round."""
+        return self._kept.get(client, {})
 
     def stage(self, client: int, left: Mapping[str, Any]) -> None:
         """Note a client's state, for :meth:`commit` to keep or :meth:`discard` to drop."""
-        self._staged.setdefault(client, {}).update({name: value for name, value in left.items() if value is not None})
+        self._staged.setdefault(client, {}).update(left)
 
     def commit(self) -> None:
         """Keep the staged state of all clients."""

@@ -80,6 +80,7 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> No
     assert module.__dict__["on_train_batch_start"] is given
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
     assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
+    assert type(module.trainer.fit_loop).__name__ == "_FitLoop"
 
 
 def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None:

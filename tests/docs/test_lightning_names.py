@@ -9,12 +9,12 @@ import lightning
 import flsv
 
 NAMES = {
-    "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_LoggerConnector", "_SubprocessScriptLauncher",
-    "_accelerator_connector", "_attach_model_logging_functions", "_average_model", "_batches_that_stepped",
+    "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
+    "_SubprocessScriptLauncher", "_accelerator_connector", "_attach_model_logging_functions", "_batches_that_stepped",
     "_build_step_args_from_hook_kwargs", "_callback_connector", "_callback_metrics", "_checkpoint_connector",
-    "_compiler_ctx", "_current_fx_name", "_data_connector", "_data_fetcher", "_datahook_selector",
+    "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_get_train_description",
-    "_init_optimizers_and_lr_schedulers", "_init_progress", "_latest_update_epoch", "_latest_update_step",
+    "_init_optimizers_and_lr_schedulers", "_init_progress",
     "_logger_connector", "_metric_attributes", "_mode", "_on_before_batch_transfer", "_restore_modules_and_callbacks",
     "_results", "_run_subcommand", "_store_dataloader_outputs", "_swap_models", "_train_progress_bar",
     "_unwrap_objects", "_update_metrics",

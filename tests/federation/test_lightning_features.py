@@ -81,6 +81,7 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     assert data.round_loader is None
     assert "optimizer_zero_grad" not in module.__dict__
     assert "update_lr_schedulers" not in trainer.fit_loop.epoch_loop.__dict__
+    assert (type(trainer), type(trainer.fit_loop).__name__) == (L.Trainer, "_FitLoop")
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1
     assert "test_acc" in trainer.test(module, data, verbose=False)[0]

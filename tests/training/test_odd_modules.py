@@ -205,7 +205,7 @@ def test_trial_of_a_forward_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.
     for tried in (True, False):
         with monkeypatch.context() as patch:
             if not tried:
-                patch.setattr("flsv.engines.one_process.try_forward", lambda *_: None)
+                patch.setattr("flsv.engines.engine.try_forward", lambda *_: None)
             module = Restless()
             torch.manual_seed(5)
             fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())

@@ -39,12 +39,7 @@ def started_by_script() -> bool:
 
 
 def end_with_parent() -> None:
-    """Make this process end when the script or the torchrun agent ends that has started it as a rank; do nothing in a
-    process that was started otherwise.
-
-    Raises:
-        SystemExit: the script that has started this rank has ended already.
-    """
+    """End this process when the script or the torchrun agent ends that has started it as a rank."""
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -53,14 +48,10 @@ def end_with_parent() -> None:
 
 
 class RankGroup(Ranks):
-    """Communication between ranks in several processes.
+    """Communication between ranks in several processes, over Gloo.
 
-    Args:
-        group: a Gloo process group.
-        device: the device of this rank's tensors.
-        direct: a process group that exchanges tensors on this device; None if tensors are copied to the CPU for an
-            exchange.
-        store: torch's store at which the ranks have met; rank 0 serves it to the others, so it must not be deleted.
+    ``direct`` is a process group that exchanges tensors on their device; without it they are copied to the CPU. Rank 0
+    serves ``store``, at which the ranks have met, to the others.
     """
 
     def __init__(self, group: Any, device: torch.device, store: Any = None, direct: Any = None) -> None:
@@ -131,21 +122,7 @@ def _packed(value: Any) -> Tensor:
 def meet(
     rank: int, size: int, device: torch.device, start_timeout: float = 600.0, timeout: float = 7 * 86400.0
 ) -> RankGroup:
-    """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT; a second call returns the same group.
-
-    Args:
-        rank: this process's number.
-        size: the number of processes.
-        device: the device of this rank's tensors.
-        start_timeout: the time in seconds within which all ranks must connect.
-        timeout: the time in seconds that ranks wait for each other afterwards.
-
-    Returns:
-        The group of all ranks.
-
-    Raises:
-        ConfigurationError: a rank does not connect in time.
-    """
+    """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once; times are in seconds."""
     patience = timedelta(seconds=start_timeout)
     try:
         # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.

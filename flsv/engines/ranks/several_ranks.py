@@ -5,125 +5,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counts_so_far
-from flsv.core import ClientPlacement, Instruction, Ranks, Round
+from flsv.core import ClientPlacement, Ranks, Round
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.cohort import CohortTraining
-from flsv.engines.one_process import Instruct, OneProcess
+from flsv.engines.engine import Engine, Instruct
 from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.training.client_turn import Turn
-from flsv.training.cohort_loader import CohortLoader, Run
+from flsv.training.cohort_loader import CohortLoader
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
-class RankTraining(CohortTraining):
-    """The training of this rank's clients of a cohort; :meth:`exchange` then gathers the updates of all ranks.
-
-    Attributes:
-        idle: whether this rank has no client in this round.
-    """
-
-    idle = False
-
-    def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        super().begin_round(loader, instructions, num_samples)
-        self.idle = not loader.visits
-        self._cohort = list(instructions)
-        self._trained: dict[int, Tensor] | None = None
-        self._begun = counts_so_far(self._trainer)
-
-    @property
-    def position(self) -> int:
-        """Return the index in the cohort of the client that this rank trains now or has trained last; the cohort's size
-        if the rank has no client in the round."""
-        if self.idle:
-            return len(self._cohort)
-        return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
-
-    def train(self, run: Run) -> None:
-        if not self.idle:
-            super().train(run)
-            return
-        self.turn.shared.begin_turns()
-        # With entered slots, the federation's schedules do not step on this rank's idle batch.
-        self.turn.slots.enter(self._cohort[0])
-        self.turn.slots.begin_batch(0, 1)
-        run(True)
-        self.turn.slots.leave(stage=False)
-
-    def trained(self) -> dict[int, Tensor]:
-        return super().trained() if self._trained is None else self._trained
-
-    def exchange(self, ranks: Ranks, round_index: int, keep_trained: bool) -> None:
-        """Exchange the updates with the other ranks, after all ranks have trained their clients; each rank then holds
-        all updates of the cohort.
-
-        Args:
-            ranks: the processes.
-            round_index: the round's index, from 0.
-            keep_trained: whether to exchange also the trained models of clients whose uploads have changed them.
-        """
-        about, device = f"the updates of round {round_index}", self._matrix.device
-        own = counts_so_far(self._trainer) - self._begun
-        own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
-        rows, trained = self._vectors(), super().trained() if keep_trained else {}
-        has_last = not self.idle and self._visits[-1].client == self._cohort[-1]
-        told = {
-            "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
-            "broken": self.broken,
-            "trained": {client: model for client, model in trained.items() if model is not rows[client]},
-            "buffers": self.turn.shared.next_buffers,
-            "counted": Counted() if self.idle else own,
-            "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
-        }
-        parts = ranks.all_gather(told, about)
-        self._take_all(ranks, parts, about)
-        if keep_trained:
-            self._trained = self._vectors()
-            for part in parts:
-                self._trained |= part["trained"]
-        (last,) = [part["last"] for part in parts if part["last"] is not None]
-        restore_global_rngs((*last[:3], None))
-        restore_torch_rngs(last[2:], device)
-        everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
-        add(self._trainer, everywhere - own)
-
-    def _vectors(self) -> dict[int, Tensor]:
-        """Return ``{client id: model}``, the models ``[P]`` that this rank's updates hold."""
-        return {update.client_id: update.vector for update in self.updates}
-
-    def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Replace this rank's updates by the updates of all ranks, in the order of the cohort.
-
-        Args:
-            ranks: the processes.
-            parts: for each rank, the mapping that it has sent: its updates without their vectors, and other results.
-            about: a description of the exchange, for error messages.
-        """
-        told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
-        clients = [client for client in self._cohort if client in told]
-        owners = [told[client][0] for client in clients]
-        matrix = empty_rows(len(clients), self.global_vector, self._trainer.default_root_dir)
-        rows = dict(zip(clients, matrix))
-        for client, vector in self._vectors().items():
-            rows[client].copy_(vector)
-        ranks.broadcast_rows(matrix, owners, about)
-        self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
-        self._matrix = matrix
-        self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
-        if owners:
-            self.turn.shared.next_buffers = parts[owners[0]]["buffers"]
-
-
-class SeveralRanks(OneProcess):
+class SeveralRanks(Engine):
     """The engine of one rank among several, each of which trains a part of the cohort's clients.
 
     Each client is trained, evaluated and tested on one rank, which also keeps its state. The evaluation of coalitions
@@ -133,7 +32,7 @@ class SeveralRanks(OneProcess):
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
         data: the data module, with its samples assigned to clients.
-        rest: the further arguments of :class:`flsv.engines.one_process.OneProcess`.
+        rest: the further arguments of :class:`flsv.engines.engine.Engine`.
     """
 
     def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
@@ -143,10 +42,8 @@ class SeveralRanks(OneProcess):
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
-
-    @property
-    def cohort(self) -> RankTraining:
-        return cast(RankTraining, super().cohort)
+        self._clients: list[int] = []
+        self._all_trained: dict[int, Tensor] | None = None
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         # Every rank has read all clients' states from the checkpoint.
@@ -154,15 +51,11 @@ class SeveralRanks(OneProcess):
         self.owners.bind(clients)
         self.store.keep(self.owners.mine(clients))
         super().begin_training(buffers)
-        of = self.cohort
-        self._logged = LoggedValues(self.trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
+        self._logged = LoggedValues(self.trainer, self._position, self._exchange_logged, self._idle)
         self._gather()
 
     def _make_manager(self) -> ClientManager:
         return ClientManager(self.trainer, self.data, self.space, self.store, self.owners)
-
-    def _make_cohort(self, turn: Turn) -> RankTraining:
-        return RankTraining(turn, self.manager)
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.owners.deal(clients)
@@ -173,12 +66,82 @@ class SeveralRanks(OneProcess):
         idle.visits = []
         return idle
 
-    def _train(self, cohort: CohortTraining) -> None:
+    def _idle(self) -> bool:
+        """Return whether this rank has no client in the round."""
+        return not self._visits
+
+    def _position(self) -> int:
+        """Return the index in the cohort of the client that this rank trains now or has trained last, or its size."""
+        if self._idle():
+            return len(self._clients)
+        return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
+
+    def _train(self, batches: Any) -> None:
         self._strategy.within_round = True  # until the clients are trained; after an error, until the fit is closed
-        super()._train(cohort)
-        if cohort.complete:
+        self._clients, self._all_trained = list(self._instructions), None
+        self._counted = counts_so_far(self.trainer)
+        if self._idle():
+            state = self.turn.state
+            state.begin_turns()
+            state.enter(self._clients[0])  # so the federation's schedules do not step on this rank's idle batch
+            self.loop.train_epoch()
+            state.leave(keep=False)
+        else:
+            super()._train(batches)
+        if self.complete:
             self._strategy.within_round = False
-            self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
+            self._exchange()
+
+    def trained(self) -> dict[int, Tensor]:
+        return super().trained() if self._all_trained is None else self._all_trained
+
+    def _exchange(self) -> None:
+        """Exchange updates, and trained models where they are kept, so that each rank holds the whole cohort's."""
+        ranks, keep_trained = self.ranks, self._config.evaluation.keeps
+        about, device = f"the updates of round {self._state.round_index}", self._matrix.device
+        own = counts_so_far(self.trainer) - self._counted
+        own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
+        rows, trained = self._vectors(), super().trained() if keep_trained else {}
+        has_last = not self._idle() and self._visits[-1].client == self._clients[-1]
+        told = {
+            "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+            "broken": self.broken,
+            "trained": {client: model for client, model in trained.items() if model is not rows[client]},
+            "buffers": self.turn.state.next_buffers,
+            "counted": Counted() if self._idle() else own,
+            "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
+        }
+        parts = ranks.all_gather(told, about)
+        self._take_all(parts, about)
+        if keep_trained:
+            self._all_trained = self._vectors()
+            for part in parts:
+                self._all_trained |= part["trained"]
+        (last,) = [part["last"] for part in parts if part["last"] is not None]
+        restore_global_rngs((*last[:3], None))
+        restore_torch_rngs(last[2:], device)
+        everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
+        add(self.trainer, everywhere - own)
+
+    def _vectors(self) -> dict[int, Tensor]:
+        """Return ``{client id: model}``, the models ``[P]`` that this rank's updates hold."""
+        return {update.client_id: update.vector for update in self.updates}
+
+    def _take_all(self, parts: Sequence[Mapping[str, Any]], about: str) -> None:
+        """Replace this rank's updates by the updates of all ranks, in the order of the cohort."""
+        told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
+        clients = [client for client in self._clients if client in told]
+        owners = [told[client][0] for client in clients]
+        matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
+        rows = dict(zip(clients, matrix))
+        for client, vector in self._vectors().items():
+            rows[client].copy_(vector)
+        self.ranks.broadcast_rows(matrix, owners, about)
+        self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
+        self._matrix = matrix
+        self.broken = [client for client in self._clients if any(client in part["broken"] for part in parts)]
+        if owners:
+            self.turn.state.next_buffers = parts[owners[0]]["buffers"]
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
@@ -192,11 +155,10 @@ class SeveralRanks(OneProcess):
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
+        return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return ``{client id: state}``, the states that this rank's clients keep between rounds. Rank 0, which writes
-        checkpoints, returns the states of all clients."""
+        """Return the states that this rank's clients keep; on rank 0, which writes checkpoints, all clients'."""
         return self._kept
 
     def close(self) -> None:
@@ -226,7 +188,7 @@ class SeveralRanks(OneProcess):
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
-        return [value] if self.cohort.discarded else self.ranks.all_gather(value, about)
+        return [value] if self.discarded else self.ranks.all_gather(value, about)
 
 
 def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:

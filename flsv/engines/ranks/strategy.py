@@ -136,11 +136,7 @@ def ranks_of(trainer: L.Trainer) -> Ranks:
 
 
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
-    """Copy rank 0's weights to the modules of all ranks.
-
-    Raises:
-        ConfigurationError: a rank has another module.
-    """
+    """Copy rank 0's weights to the modules of all ranks, which must have the same entries."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
     _check_alike(ranks, Identity(shapes, {}))
@@ -180,7 +176,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
-    """Raise ConfigurationError if the settings or the data of another rank differ from ``mine``, those of this rank."""
+    """Refuse settings or data of another rank that differ from this rank's."""
     for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):

@@ -20,67 +20,16 @@ from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.matrix import empty_rows
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.cohort import CohortTraining
-from flsv.engines.one_process import IdleProcess, Instruct
+from flsv.engines.engine import IdleEngine, Instruct
 from flsv.engines.remote.clients import RemoteClient, RemoteSites
 from flsv.engines.remote.transport import Directory
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
-from flsv.training.client_turn import Turn
-from flsv.training.cohort_loader import Run
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 STEPS_BY_HAND = 1000
-
-
-class RemoteCohort(CohortTraining):
-    """The training of a cohort of sites.
-
-    Args:
-        turn: the object that holds the server's module; the module keeps the global model, since no client trains here.
-        manager: the stand-ins for the sites' data.
-        remote: the sites.
-    """
-
-    def __init__(self, turn: Turn, manager: ClientManager, remote: RemoteSites) -> None:
-        super().__init__(turn, manager)
-        self._remote, self._asked = remote, 0
-
-    @property
-    def place(self) -> str:
-        return f"{self._asked} sites"
-
-    @property
-    def complete(self) -> bool:
-        return True
-
-    def train(self, run: Run) -> None:
-        """Let the sites train; ``run`` is not used.
-
-        Raises:
-            RuntimeError: no site has answered.
-        """
-        start, self._asked = self.global_vector, len(self._instructions)
-        updates, self.broken = self._remote.train(self._instructions, start.device, self.turn.shared.space)
-        if not updates and not self.broken:
-            raise RuntimeError(
-                "no site sent a model in this round. Start them again and then this server: it goes on from its last "
-                "checkpoint."
-            )
-        self._matrix = empty_rows(len(updates), start, self._trainer.default_root_dir) if updates else self._matrix[:0]
-        for row, update in zip(self._matrix, updates):
-            row.copy_(update.vector)
-        # Only one copy of each vector stays in memory.
-        self.updates = [replace(update, vector=row) for update, row in zip(updates, self._matrix)]
-        add(self._trainer, Counted(steps=sum(update.num_steps for update in updates)))
-
-    def leave_out(self, clients: Collection[int]) -> None:
-        """Forget this round of sites that the server has excluded; they continue from their earlier states. Accept the
-        trainings of all other sites."""
-        super().leave_out(clients)
-        self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
 
 def check_deployment(
@@ -127,12 +76,12 @@ def check_deployment(
             )
 
 
-class RemoteFederation(IdleProcess):
+class RemoteFederation(IdleEngine):
     """The engine that trains at remote sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
     Args:
         directory: the sites' names and addresses.
-        options: the arguments of :class:`OneProcess`.
+        options: the arguments of :class:`flsv.engines.engine.Engine`.
 
     Attributes:
         sites_of: a function that connects the sites to another run, by its state.
@@ -184,8 +133,30 @@ class RemoteFederation(IdleProcess):
         ]
         return manager
 
-    def _make_cohort(self, turn: Turn) -> CohortTraining:
-        return RemoteCohort(turn, self.manager, self._remote)
+    @property
+    def place(self) -> str:
+        return f"{len(self._instructions)} sites"
+
+    def _train(self, batches: Any) -> None:
+        """Let the sites train, whose updates take the place of a cohort's."""
+        start = self.global_vector
+        updates, self.broken = self._remote.train(self._instructions, start.device, self.space)
+        if not updates and not self.broken:
+            raise RuntimeError(
+                "no site sent a model in this round. Start them again and then this server: it goes on from its last "
+                "checkpoint."
+            )
+        self._matrix = empty_rows(len(updates), start, self.trainer.default_root_dir) if updates else self._matrix[:0]
+        for row, update in zip(self._matrix, updates):
+            row.copy_(update.vector)
+        # Only one copy of each vector stays in memory.
+        self.updates = [replace(update, vector=row) for update, row in zip(updates, self._matrix)]
+        add(self.trainer, Counted(steps=sum(update.num_steps for update in updates)))
+
+    def leave_out(self, clients: Collection[int]) -> None:
+        """Forget this round of sites that the server has excluded, and accept the trainings of all other sites."""
+        super().leave_out(clients)
+        self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._mine()))

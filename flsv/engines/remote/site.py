@@ -19,7 +19,7 @@ from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import Packet, Refused, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, checked_int, fault_of
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError

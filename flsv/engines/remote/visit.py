@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv._lightning.epoch import LocalEpochs
-from flsv._lightning.patches import PatchedAttributes, stepping
+from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import Packet, Refused, read_instruction
 from flsv.training.client_turn import Turn
 from flsv.training.cohort_loader import CohortLoader
@@ -215,11 +214,16 @@ class SiteVisit(L.Callback):
             trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
         steps.client = self._instruction.client_id
-        steps.begun = True
-        self._patches = PatchedAttributes(stepping(trainer, steps))
+        self._loop = FederatedFitLoop(trainer)
+        self._steps_told, self._batches_told = steps.tell_steps(), steps.tell_batches()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._batches_told.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._patches.restore()
+        self._batches_told.restore()
+        self._steps_told.restore()
+        self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
@@ -238,16 +242,16 @@ class SiteVisit(L.Callback):
             secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
         turn.upload_seed = secret
         if (buffers := self.kept.get("buffers")) is not None:
-            turn.shared.restore(buffers)
+            turn.state.restore(buffers)
         here = read_instruction(self._packet, pl_module.device)
         model = here.tensors.get(GLOBAL_MODEL, here.start)
         if model is not None:
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
-        turn.shared.remember()
-        turn.shared.begin_round()
-        self._epochs = LocalEpochs(trainer, turn.begin_batch, self._end_batch)
-        self._advance = PatchedAttributes([(trainer.fit_loop, "advance", partial(self._train, trainer))])
+        turn.state.remember()
+        turn.state.begin_round()
+        self._loop.begin(turn.begin_batch, self._end_batch)
+        self._loop.round = partial(self._train, trainer)
         turn.begin(here, self._holder, int(self._data.num_samples[0]), len(self._loader))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
@@ -260,10 +264,9 @@ class SiteVisit(L.Callback):
 
     def _train(self, trainer: L.Trainer) -> None:
         """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
-        self._epochs.begin_round()
         (visit,) = self._loader.visits
         try:
-            self._loader.train(visit, self._epochs.run)
+            self._loader.train(visit, self._loop.train_epoch)
         except Exception as error:
             if not self._config.private or isinstance(error, Refused):
                 raise
@@ -273,17 +276,13 @@ class SiteVisit(L.Callback):
         if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
-        self._epochs.finish()
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._advance.restore()
-        self._epochs.remove()
+        self._loop.end_round()
 
     def _leave(self) -> None:
         self.update = self._turn.end()
         if self.update is None:
             return  # as if the site had not taken part
-        shared = self._turn.shared
+        shared = self._turn.state
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")

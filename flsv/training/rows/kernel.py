@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.training.group_options import SCHEDULED
+from flsv.training.optimizers import SCHEDULED
 from flsv.training.rows.row_step import RowStep, State
 from flsv.utilities.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet

@@ -16,7 +16,7 @@ from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, Federa
 from flsv.aggregation import FedAvg
 from flsv.core import ClientUpdate, Instruction
 from flsv.data import OneClient, Splits
-from flsv.engines.one_process import shared_space
+from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site
 from flsv.engines.remote import site as site_module
 from flsv.engines.remote.federation import check_deployment

@@ -1,0 +1,380 @@
+"""Engine: trains a round's cohort in one Trainer, one client after the other; other engines are subclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.several_processes import IdleBatch, idle_patches
+from flsv.attacks import Collusion
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import ALONE, ClientUpdate, FederationState, Instruction, Ranks, Traffic, opened
+from flsv.core.artifacts import client_folders, write_artifacts
+from flsv.core.matrix import copied_rows, empty_rows
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import Sharing, sharing
+from flsv.data import FederatedDataModule
+from flsv.data.groups import client_called
+from flsv.engines.client_manager import ClientManager, try_forward
+from flsv.games import CoalitionGames, ModelScore
+from flsv.games.judges import ClientJudges
+from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.training.client_turn import Turn
+from flsv.training.cohort_loader import ClientBatches, CohortLoader
+from flsv.training.optimizers import OptimizerOptions
+from flsv.training.step_counts import LocalSteps
+from flsv.training.store import ClientStore
+from flsv.utilities.errors import ConfigurationError
+
+#: Function that takes client ids and returns the server's next instructions for these clients, by client id.
+Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
+
+
+def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
+    """Return the map between a module and its vectors ``[P]``, which server and clients share, and what is left out."""
+    private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
+    shared = sharing(config.share, module, config.head)
+    return ParameterSpace(module, config.head, private, **shared._asdict()), shared
+
+
+class Engine:
+    """Trains the clients of a cohort in this process, one after the other, and collects their updates.
+
+    Attributes:
+        space: the map between the module and its vectors ``[P]``.
+        shared: which of the module's entries are in the vectors, and which stay private.
+        manager: the clients' data.
+        options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
+        ranks: the processes that the federation runs on.
+        turn: begins and ends the training of each client; from the start of training on.
+        loop: the Trainer's fit loop, which trains a client's epoch.
+        updates: the clients' updates of the round so far, in the order in which clients trained.
+        broken: ids of the clients that sent no update because their trained model was not finite.
+    """
+
+    ranks: Ranks = ALONE
+
+    #: Whether the clients' data can be read in this process.
+    clients_here = True
+
+    turn: Turn
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        state: FederationState,
+        store: ClientStore,
+        config: FederationConfig,
+        steps: LocalSteps,
+    ) -> None:
+        self.trainer, self.data = trainer, data
+        self._state, self.store, self._config, self._steps = state, store, config, steps
+        self._strategies: Mapping[str, Any] = config.strategies
+        self._module: Any = trainer.lightning_module
+        self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
+        self.space, self.shared = shared_space(self._module, config)
+        store.to(self._module.device)
+        self.options = OptimizerOptions(trainer)
+        self.manager = self._make_manager()
+        self._undo = ExitStack()
+        self.begun = self.discarded = False
+        self._loader: CohortLoader | None = None
+        self.updates: list[ClientUpdate] = []
+        self.broken: list[int] = []
+        self._visits: Sequence[ClientBatches] = []
+        self._instructions: dict[int, Instruction] = {}
+        self._visited, self._matrix = 0, torch.empty(0)
+
+    # ---- before the first round
+
+    def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError if this engine cannot compute a metric, whose arguments read ``fields``."""
+
+    def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
+        """Make the evaluator of coalitions' models by each metric's measure, and try every kind of evaluation."""
+        trainer, val = self.trainer, self.data.val_dataloader()
+        self.space.check(trainer.lightning_module)
+        judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
+        measures = {name: measure for name, measure in measures.items() if getattr(measure, "judged", False) is False}
+        classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
+        if self.clients_here:
+            self._try_evaluations([*self._strategies.values(), *evaluating.values()])
+        if not measures and not judged:
+            return None
+        asking = {f"metric {name!r}": measure for name, measure in measures.items()}
+        validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
+        for key, measure in judged.items():
+            judges = ClientJudges(
+                self.space, self.manager.clients, self.data, measure, self._module.device, self._state.note
+            )
+            judges.check(self._state.model())
+            validated[key] = judges
+        evaluator = None
+        if classified:
+            try:
+                evaluator = self.manager.evaluator(all_on_device(trainer, val))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"metrics {classified}: {error}{BY_A_LOGGED_VALUE}") from error
+        server_lr = self._config.aggregator.server_lr
+        return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
+
+    def _try_evaluations(self, asking: Sequence[Any]) -> None:
+        """Try the evaluations that clients will do for ``ClientEvaluation`` and for ``asking``, on the first client."""
+        if every := self._config.evaluation.every:
+            test = self.data.client_loader(0, "test", shuffle=False)
+            try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
+        for asks in asking:
+            performance = getattr(asks, "performance", None)
+            if isinstance(performance, ModelScore):
+                self.manager.any_task(0, "val", performance)
+            elif asks.evaluates:
+                train = self.data.client_loader(0, "train", shuffle=False)
+                try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
+
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
+        """Prepare for clients' training, and restore the counters and masks of a checkpoint, if there is one."""
+        self.turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
+        if buffers is not None:
+            self.turn.state.restore(buffers)
+        self.begun = True
+        self._prepare()
+        self.loop.begin(self.turn.begin_batch, self.turn.end_batch)
+
+    # ---- a round
+
+    def loader(self) -> Any:
+        """Return the Trainer's train dataloader of the current round; a second call in the round returns the same."""
+        if self._loader is None or self._loader.round_index != self._state.round_index:
+            self._loader = self._load(self._state.cohort)
+        return self._loader
+
+    def train(self, instructions: dict[int, Instruction]) -> bool:
+        """Train the instructed clients, and return whether all have trained before the fit was told to stop."""
+        batches = self._batches()
+        self._visits, self._instructions = batches.visits, instructions
+        self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
+        self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
+        self._train(batches)
+        if not self.complete:
+            return False
+        self.turn.state.end_turns()
+        self._collude()
+        return True
+
+    def _train(self, batches: Any) -> None:
+        """Train the clients one after the other, each by Lightning's own epoch on its batches."""
+        for visit in self._visits:
+            self._begin(visit)
+            batches.train(visit, self.loop.train_epoch)
+            if not self.turn.is_trained:
+                return
+            self._end()
+
+    def _begin(self, visit: ClientBatches) -> None:
+        data, samples = self.manager.locals[visit.client], int(self.data.num_samples[visit.client])
+        self.turn.begin(self._instructions[visit.client], data, samples, visit.batches)
+
+    def _end(self) -> None:
+        """End the present client's training and store its update, or forget the client if its model is not finite."""
+        client = self._visits[self._visited].client
+        # A broken client's row is overwritten by the next client's.
+        update = self.turn.end(out=self._matrix[len(self.updates)])
+        if update is None:
+            self.broken.append(client)
+            self.manager.forget(client)
+        else:
+            self.updates.append(update)
+        self._visited += 1
+
+    def _collude(self) -> None:
+        """Replace the updates of colluding clients by those that the attacks compute, one attack after the other."""
+        start, cut = self.global_vector, self.space.num_parameters
+        ids, place = [update.client_id for update in self.updates], (self._state.num_clients, self._state.round_index)
+        for attack in (each for each in self._config.uploads if isinstance(each, Collusion)):
+            sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], *place)
+            if not sent:
+                continue
+            self._matrix = copied_rows(self.matrix)  # the clients' own models are rows of the matrix, and must stay
+            for row, update in enumerate(self.updates):
+                vector, dense = self._matrix[row], update
+                if update.client_id in sent:
+                    vector[:cut] = start[:cut] + sent[update.client_id]
+                    traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
+                    dense = replace(update, traffic=traffic)
+                self.updates[row] = replace(dense, vector=vector)
+                with opened(self.manager.locals[update.client_id]) as local:
+                    if local.model is not None:  # the client has trained in this process
+                        local.set_models(local.start, local.model, vector, local.tell)
+
+    # ---- what has been trained in the round
+
+    @property
+    def global_vector(self) -> Tensor:
+        """Return the global model ``[P]`` at the start of the round."""
+        return self.turn.state.global_vector
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the cohort's last batch has been trained on."""
+        return self._visited == len(self._visits)
+
+    @property
+    def heard(self) -> set[int]:
+        """Return the ids of the clients that have trained, also of those whose trained model was not finite."""
+        return {*self.broken, *(update.client_id for update in self.updates)}
+
+    @property
+    def client(self) -> int | None:
+        """Return the id of the client that trains now; None after the cohort's last client."""
+        return self._visits[self._visited].client if self._visited < len(self._visits) else None
+
+    @property
+    def place(self) -> str:
+        """Return the present client's place in the cohort as text, such as ``"3/10"`` for the third of ten clients."""
+        return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
+
+    @property
+    def matrix(self) -> Tensor:
+        """Return the models ``[k, P]`` that k clients have sent in this round, in the order of ``updates``."""
+        return self._matrix[: len(self.updates)]
+
+    def trained(self) -> dict[int, Tensor]:
+        """Return ``{client id: model [P]}`` as trained, before uploads, without clients that are left out."""
+        models = {update.client_id: self.manager.trained(update.client_id) for update in self.updates}
+        return {client: model for client, model in models.items() if model is not None}
+
+    # ---- the end of a round
+
+    def leave_out(self, clients: Collection[int]) -> None:
+        """Forget what clients have changed whose updates the server has excluded, as if they had not taken part."""
+        if self.updates and self.updates[0].client_id in clients:
+            self.turn.state.next_buffers = None  # the next global model keeps the counters of the round's start
+        for client in clients:
+            self.manager.forget(client)
+
+    def end_round(self, vector: Tensor) -> None:
+        """Write the next global model ``vector [P]`` into the module."""
+        self.turn.state.end_round(vector)
+        self._forget()
+
+    def finish_epoch(self) -> None:
+        """Let Lightning end its epoch: it validates and saves the module, which holds the next global model."""
+        self.loop.end_round()
+
+    def commit(self) -> None:
+        """Store the state that clients have changed in this round."""
+        self.store.commit()
+
+    def settle(self) -> None:
+        """End a round, after the next round's cohort is drawn; this engine has nothing to do then."""
+
+    def discard(self) -> bool:
+        """Forget an unfinished round, and return whether there was one that was not yet forgotten."""
+        self.store.discard()
+        if not self.begun or self.discarded:
+            return False
+        self.turn.discard()
+        self._forget()
+        self.discarded = True
+        return True
+
+    def _forget(self) -> None:
+        for visit in self._visits:
+            self.manager.locals[visit.client].set_models(None, None)
+        self._matrix, self.updates, self._instructions = self._matrix.new_empty(0), [], {}
+
+    # ---- between rounds
+
+    def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
+        """Score each client's own model on the client's own test split: ``{name of the score: scores [n]}``."""
+        state = self._state
+        trained = state.trained if self._config.evaluation.models == "trained" else {}
+        models = {**Engine.received(self, instruct), **trained}
+        return self.manager.own_scores(self._mine(), models, state.model())
+
+    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+        """Return ``{client id: model [P]}`` of the clients that would start from another model than the global one."""
+        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
+
+    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
+        """Write the files (pictures, tables) that clients have stored in a round into their folders."""
+        names = client_folders(self.data.client_names)
+        for client in set(self._mine()).intersection(cohort):
+            with opened(self.manager.locals[client]) as local:
+                write_artifacts(local, folder / names[client], round_index)
+
+    def kept(self) -> dict[int, Any]:
+        """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""
+        return self.store.state_dict()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Restore the trainer as it was before the fit."""
+        self._undo.close()
+
+    # ---- methods that other engines override
+
+    def _make_manager(self) -> ClientManager:
+        return ClientManager(self.trainer, self.data, self.space, self.store)
+
+    def _prepare(self) -> None:
+        """Prepare for training, when the turn is there and no hook is changed."""
+
+    def _mine(self) -> Sequence[int]:
+        """Return the ids of the clients whose data are in this process."""
+        return range(self._state.num_clients)
+
+    def _batches(self) -> Any:
+        """Return the batches on which clients train; in this engine the Trainer's train dataloader."""
+        return self.loader()
+
+    def _load(self, clients: list[int]) -> CohortLoader:
+        """Make the loader of the batches that the given clients train on in the current round."""
+        return CohortLoader(
+            self.data,
+            clients,
+            seed=self._state.seed,
+            round_index=self._state.round_index,
+            local_epochs=self._config.local_epochs,
+            limit=self._steps.limit,
+        )
+
+
+class IdleEngine(Engine):
+    """Base class of engines that do not train by Lightning's loop, which gets one idle batch per round."""
+
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
+        super().begin_training(buffers)
+        # This comes after all checks, which look at the module's own hooks.
+        self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)
+
+    def loader(self) -> Any:
+        return IdleBatch()
+
+    def finish_epoch(self) -> None:
+        self.loop.train_epoch(idle=True)
+        super().finish_epoch()
+
+
+def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
+    """Say for a message which client trained when an error happened, and in which round, counted from 1.
+
+    Example:
+        >>> where(None, 5)
+        'at the server in round 6'
+        >>> where(1, 5, ("Boston", "Lyon"))
+        "while client 1 ('Lyon') trained in round 6"
+    """
+    who = "at the server" if client is None else f"while {client_called(client, names)} trained"
+    return f"{who} in round {round_index + 1}"

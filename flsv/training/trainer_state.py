@@ -1,0 +1,365 @@
+"""TrainerState: what the one Trainer holds of the client that trains, and of the federation between rounds.
+
+A client enters with the model to start from and what it has kept: its private entries, optimizers, schedules and loss
+scale. When it leaves, the Trainer has the federation's again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
+
+from flsv.core.parameter_space import ParameterSpace
+from flsv.training.optimizers import Optimizers
+from flsv.training.step_counts import LocalSteps
+from flsv.training.store import ClientStore
+from flsv.utilities.errors import ConfigurationError
+
+#: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
+State = dict[str, dict[str, Any]]
+#: Attributes that every LightningModule has: they are not a model's state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+
+
+class TrainerState:
+    """What is the present client's in a Trainer: model, private entries, counters, optimizers, schedules, scale."""
+
+    global_vector: Tensor
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        space: ParameterSpace,
+        policy: Literal["reset", "persist"],
+        store: ClientStore,
+        steps: LocalSteps,
+    ) -> None:
+        self.module, self.space, self._store, self._steps = trainer.lightning_module, space, store, steps
+        self._optimizers = Optimizers(trainer, policy, steps)
+        store.convert("optimizer", self._optimizers.restored)
+        self._unsaved = NonVectorState(self.module, space.non_finite_names)
+        self._constants = space.constants(self.module)
+        self._within = False
+        self._client: int | None = None
+        self.next_buffers: State | None = None
+
+    # ---- a round
+
+    def remember(self) -> None:
+        """Store a copy of the module, before any hook of a round."""
+        self._saved = self._read()
+        self._private = self._saved[2]  # the global model keeps the entries that clients do not share
+        self._within = True
+
+    def begin_round(self) -> None:
+        """Store a copy of the clients' start model, which hooks may have changed."""
+        self.space.check(self.module)
+        self._unsaved.warn_of_collections()
+        vector, self._before = self.space.read(self.module), self._unsaved.read()
+        between_rounds = self._saved[0]
+        self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
+        self._marks = _marks(self._constants.values())
+        # `begin_turns` reads the counters that clients start with: transfer hooks may still change them.
+        self._buffers: State | None = None
+        self.next_buffers = None
+
+    def begin_turns(self) -> None:
+        """Copy the counters and masks before the first client trains."""
+        if self._buffers is None:
+            self._buffers = self._unsaved.read()
+
+    def end_turns(self) -> None:
+        """Restore the counters and masks after the last client's training."""
+        if self._buffers is not None:
+            self._unsaved.write(self._buffers)
+
+    def end_round(self, vector: Tensor) -> None:
+        """Write the next global model ``vector [P]`` into the module."""
+        self._write(vector, self.next_buffers or self._before, self._private)
+        self.global_vector, self._within = vector, False
+
+    def discard(self) -> None:
+        """Restore the state from before the round."""
+        self.leave(keep=False)
+        self._write(*self._saved)
+
+    # ---- a client
+
+    def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
+        """Become a client's; without ``start`` the module stays as it is."""
+        if start is not None:
+            self.begin_turns()
+            assert self._buffers is not None
+            self._write(start, self._buffers, {**self._private, **(private or {})})
+        self._client = self._steps.client = client
+        self._optimizers.enter(client, self._store.kept(client))
+
+    def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the model to send, the model that the client has trained, and its private entries."""
+        self._unsaved.check()
+        vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
+        self._check_constant()
+        trained = vector
+        if self._optimizers.write_upload():
+            trained = vector.clone()
+            self.space.read(self.module, out=vector)
+        self.space.write_private(self.module, self._private)  # nobody else sees them
+        return vector, trained, private
+
+    def is_broken(self, private: Mapping[str, Tensor]) -> bool:
+        """Return whether an entry that the client does not share is infinite or NaN."""
+        return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
+
+    def keep_buffers(self) -> None:
+        """Keep the first client's counters and masks for the next global model."""
+        if self.next_buffers is None:
+            self.next_buffers = self._unsaved.read()
+
+    def leave(self, keep: bool) -> None:
+        """Give optimizers, schedules and scale back to the federation; the store stages the client's if ``keep``."""
+        if self._client is None:
+            return
+        left = self._optimizers.leave()
+        if keep:
+            self._store.stage(self._client, left)
+        self._client = self._steps.client = self._steps.last_batch = None
+
+    # ---- checkpoints
+
+    def buffers(self) -> State:
+        """Return the global model's counters and masks."""
+        return self._saved[1] if self._within else self._unsaved.read()
+
+    def restore(self, buffers: State) -> None:
+        """Write the counters and masks of a checkpoint into the module."""
+        self._unsaved.resume(buffers)
+
+    def global_state_dict(self) -> dict[str, Any]:
+        """Return the ``state_dict`` of the model from before the round."""
+        now = self._read()
+        with ExitStack() as unseen:
+            # A backward pass to come may not take this for a change of what its forward pass has used.
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                if not tensor.is_inference():
+                    unseen.enter_context(_unsafe_preserve_version_counter(tensor))
+            self._write(*self._saved)
+            state = {name: value.clone() for name, value in self.module.state_dict().items()}
+            self._write(*now)
+        return state
+
+    def _check_constant(self) -> None:
+        """Check that frozen parameters have not changed."""
+        differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
+        changed = [name for name, other in zip(self._constants, differ) if other]
+        if changed:
+            more = ", ..." if len(changed) > 3 else ""
+            raise ConfigurationError(
+                f"{', '.join(map(repr, changed[:3]))}{more} required no gradient when the fit began, so that they were "
+                "taken to be the same at all clients, and training changes them, as where one network follows another "
+                'or layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
+                'share=["trainable", "!name.*"] keeps them at their client.'
+            )
+
+    def _read(self) -> tuple[Tensor, State, dict[str, Tensor]]:
+        return self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
+
+    @torch.no_grad()
+    def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
+        self.space.write(self.module, vector)
+        self._unsaved.write(buffers)
+        self.space.write_private(self.module, private)
+
+
+@torch.no_grad()
+def _marks(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the tensors' norms and sums ``[2, n]``, which show later whether one has changed."""
+    floating = [
+        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
+    ]
+    if not floating:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
+    return torch.stack([norms, torch.stack([tensor.sum().double() for tensor in floating])]).nan_to_num()
+
+
+class NonVectorState:
+    """Tensors of a module that its vector does not hold, such as counters, masks and memory banks.
+
+    The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
+
+    def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
+        self._module, state = module, dict([*module.named_parameters(), *module.named_buffers()])
+        self._infinite = [(name, state[name], state[name].detach().clone()) for name in infinite]
+        self._collected: dict[str, int] | None = _collections(module)
+
+    def read(self) -> State:
+        """Copy the state."""
+        return {
+            "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
+            "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(_plain_state(self._module))},
+        }
+
+    @torch.no_grad()
+    def write(self, state: State, partial: bool = False) -> None:
+        """Write a state that :meth:`read` returned back into the module."""
+        self._write_buffers(state["buffers"])
+        missing = dict(state["attributes"])
+        for name, layer, own, value in list(_plain_state(self._module)):
+            if name in missing:
+                before = missing.pop(name)
+                if not _same(value, before):
+                    # A new object: the old one may be in use elsewhere, as a batch of the data for example.
+                    setattr(layer, own, _each(before, torch.clone))
+            elif value is not None and not partial:
+                delattr(layer, own)
+        for name, value in missing.items():
+            if value is not None:
+                prefix, _, own = name.rpartition(".")
+                setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
+
+    def resume(self, state: State) -> None:
+        """Write a state from a checkpoint into the module."""
+        device = _device(self._module)
+        attributes = {
+            name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
+        }
+        self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
+
+    def warn_of_collections(self) -> None:
+        """Warn once if lists and dictionaries of the module hold more tensors than at first."""
+        before = self._collected
+        now = _collections(self._module) if before is not None else {}
+        if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
+            return
+        self._collected = None
+        rank_zero_warn(
+            f"{type(self._module).__name__} keeps tensors in {grown} from one round to the next, as a replay buffer "
+            "does: in one process they pass from client to client, and every client trains on the others' samples. "
+            "Keep them as a tensor (self.memory = torch.cat(...)), which is each client's own for a round, or empty "
+            "them in on_train_epoch_end."
+        )
+
+    def check(self) -> None:
+        """Check that entries that held infinite or NaN values at first have not changed."""
+        moved = [name for name, value, before in self._infinite if not _equal(value, before)]
+        if moved:
+            raise ConfigurationError(
+                f"{moved} held infinite values or NaN when training started, and training has changed them: such "
+                "values cannot be averaged. Register the buffers with persistent=False, so that every client has its "
+                "own for a round, or start them from finite values."
+            )
+
+    def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
+        gone = dict(state)
+        for name, layer, own, buffer in list(self._buffers()):
+            if name not in state:
+                delattr(layer, own)
+                continue
+            value = gone.pop(name)
+            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                layer._buffers[own] = None if value is None else value.to(_device(self._module), copy=True)
+            else:
+                buffer.copy_(value)
+        layers = dict(self._module.named_modules()) if gone else {}
+        for name, value in gone.items():
+            prefix, _, own = name.rpartition(".")
+            if own not in layers[prefix]._buffers:  # made in training
+                value = None if value is None else value.to(_device(self._module), copy=True)
+                layers[prefix].register_buffer(own, value, persistent=False)
+
+    def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+        """Yield each integer or non-persistent buffer with its names and its layer."""
+        for prefix, layer in self._module.named_modules():
+            for own, buffer in layer._buffers.items():
+                whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
+                if own in layer._non_persistent_buffers_set or whole:
+                    yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
+
+
+def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Yield ``(name, layer, attribute name, value)`` of plain attributes that are tensors, tuples of them, or None."""
+    found = list(_plain_attributes(module))
+    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    known = {_memory(tensor) for tensor in own_tensors}
+    for name, layer, attribute, value, tensors in found:
+        if not any(_memory(tensor) in known for tensor in tensors):
+            yield name, layer, attribute, value
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
+    """Yield all attributes of layers that hold tensors or None, and the tensors in them."""
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for attribute, value in vars(layer).items():
+            tensors = None if attribute in _LIGHTNINGS else _leaves(value)
+            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
+                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
+
+
+def _leaves(value: Any) -> list[Tensor] | None:
+    """List the tensors that ``value``, a tensor, a nested tuple or None, consists of."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [_leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
+def _collections(module: nn.Module) -> dict[str, int]:
+    """Count the tensors in each collection that is an attribute of a module."""
+    found = {}
+    for prefix, layer in module.named_modules():
+        for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
+            if isinstance(value, list | dict | set | deque) and own not in _LIGHTNINGS:
+                parts = tree_leaves(list(value.values()) if isinstance(value, dict) else list(value))
+                if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
+                    found[f"{prefix}.{own}" if prefix else own] = count
+    return found
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor in a nested tuple."""
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else function(value.detach())
+    return tuple(_each(part, function) for part in value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two attributes are the same object, or hold equal tensors."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two dense tensors are equal, NaN included."""
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.layout == b.layout == torch.strided
+        and bool(((a == b.to(a.device)) | ((a != a) & (b != b).to(a.device))).all())
+    )
+
+
+def _device(module: nn.Module) -> torch.device:
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
