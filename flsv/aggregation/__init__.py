@@ -11,9 +11,7 @@ from flsv.aggregation.divergence_weighted import DivergenceWeighted
 from flsv.aggregation.fedadam import FedAdam, FedYogi
 from flsv.aggregation.fedavg import FedAvg
 from flsv.aggregation.fedavgm import FedAvgM
-from flsv.aggregation.fedbuff import FedBuff, StaleStarts
 from flsv.aggregation.fedce import FedCE
-from flsv.aggregation.fednova import FedNova
 from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.server_optimizer import ServerOptimizer
 from flsv.aggregation.shapfed import ShapFedWA
@@ -29,15 +27,12 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
-    "FedBuff",
     "FedCE",
-    "FedNova",
     "FedYogi",
     "GeometricMedian",
     "ServerOptimizer",
     "ShapFedWA",
     "ShapleySoftmax",
     "ShapleyWeighted",
-    "StaleStarts",
     "TrimmedMean",
 ]

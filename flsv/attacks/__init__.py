@@ -3,7 +3,6 @@
 Defences are in ``filters``, faults of clients' data in ``data``.
 """
 
-from flsv.attacks.a_little_is_enough import ALittleIsEnough
 from flsv.attacks.alignment import Alignment
 from flsv.attacks.base import Attack
 from flsv.attacks.collusion import Collusion
@@ -12,12 +11,10 @@ from flsv.attacks.free_rider import FreeRider
 from flsv.attacks.gradient_poisoning import GradientPoisoning
 from flsv.attacks.head_alignment import HeadAlignment
 from flsv.attacks.inner_product_manipulation import InnerProductManipulation
-from flsv.attacks.min_max import MinMax
 from flsv.attacks.scaling import Scaling
 from flsv.attacks.sign_flip import SignFlip
 
 __all__ = [
-    "ALittleIsEnough",
     "Alignment",
     "Attack",
     "Collusion",
@@ -26,7 +23,6 @@ __all__ = [
     "GradientPoisoning",
     "HeadAlignment",
     "InnerProductManipulation",
-    "MinMax",
     "Scaling",
     "SignFlip",
 ]

@@ -2,7 +2,6 @@
 
 from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
 from flsv.uploads.compression import Compression
-from flsv.uploads.quantized import Quantized
 from flsv.uploads.top_k import TopK
 
-__all__ = ["Compression", "Quantized", "TopK", "Upload", "UploadContext", "check_order", "sanitize_report", "upload"]
+__all__ = ["Compression", "TopK", "Upload", "UploadContext", "check_order", "sanitize_report", "upload"]
