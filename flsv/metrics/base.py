@@ -16,9 +16,8 @@ from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.needs import Guide, needs_in_words
+from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
 from flsv.metrics.plot import plot_contributions
-from flsv.metrics.round_checks import check_clients, check_rows
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table

@@ -16,8 +16,8 @@ from flsv.core import Client, ClientMatrix, Round
 from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.cosine_gradient_shapley import parameters_of
 from flsv.metrics.leave_self_out import scores_without_own
-from flsv.metrics.update_cosines import parameters_of
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
-from flsv.functional.relevance import label_overlap, relevance_auroc
+from flsv.functional.pfedsv import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 

@@ -13,8 +13,8 @@ from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, latest
+from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 from flsv.metrics.intervals import OverRounds
-from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.

@@ -1,15 +1,19 @@
-"""Descriptions of metrics for tables and reports. A metric's needs are derived from the arguments of its ``update`` and
-from class attributes.
-"""
+"""What metrics need, in words, and checks of what a round gives them."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
 
 #: What a metric may need, ``{keyword for tables: description}``, in the order of display.
 NEEDS = {
@@ -116,3 +120,25 @@ def what_it_is(metric: object) -> str:
     """
     paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
     return " ".join(paragraph.split())
+
+
+def check_clients(client_ids: Tensor, num_clients: int) -> None:
+    """Raise ValueError unless ``client_ids [k]``, at least one, are different numbers in 0 .. ``num_clients`` - 1."""
+    if client_ids.numel() == 0:
+        raise ValueError("client_ids is empty: a round needs at least one client.")
+    ids = on_host(client_ids)
+    low, high = int(min(ids)), int(max(ids))
+    if low < 0 or high >= num_clients:
+        raise ValueError(f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}.")
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
+
+
+def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each tensor in ``arguments`` that is to have one row per client has k = len(client_ids)
+    rows. Without this check a single row would be broadcast to all clients."""
+    for name in BY_CLIENT & arguments.keys():
+        value = arguments[name]
+        if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
+            shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
+            raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")

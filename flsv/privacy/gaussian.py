@@ -1,11 +1,4 @@
-"""GaussianPrivacy: clips a client's update and adds Gaussian noise.
-
-Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning" (pFedSV), IEEE TMC 2024, section V-B,
-add Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the
-update, without which noise gives no epsilon, nor the number of releases. So the epsilon in its table IV cannot be
-computed from the paper; in that table it is lower for pFedSV than for FedAvg at the same noise. Here the update is
-clipped, which determines epsilon.
-"""
+"""GaussianPrivacy: clipping and noise at the clients, the epsilon spent, and noise that only the client can know."""
 
 from __future__ import annotations
 
@@ -14,21 +7,100 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import shake_256
+from types import ModuleType
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.privacy.accounting import gaussian_epsilon
-from flsv.privacy.secret_noise import add_secret_noise
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
-from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+
+
+@lru_cache(maxsize=4096)
+@checked
+def gaussian_epsilon(
+    noise_multiplier: NonNegative,
+    rounds: Annotated[int, Ge(0)],
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
+) -> float:
+    """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
+
+    Args:
+        noise_multiplier: the noise's standard deviation divided by the sensitivity; 0 means no noise.
+        rounds: number of releases, at least 0.
+        delta: the probability that epsilon does not hold, in (0, 1).
+
+    Returns:
+        Epsilon; infinite without noise, 0 without a release.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or the package dp-accounting is not installed.
+
+    Example:
+        >>> [round(gaussian_epsilon(2.0, rounds), 2) for rounds in (0, 1, 20)]
+        [0.0, 1.99, 11.48]
+        >>> gaussian_epsilon(0.0, 1)
+        inf
+    """
+    if rounds == 0:
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    library = _dp_accounting()
+    return float(library.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta))
+
+
+def _dp_accounting() -> ModuleType:
+    try:
+        import dp_accounting  # slow to import, and an optional dependency
+    except ImportError as error:
+        raise ConfigurationError(
+            "epsilon comes from the dp-accounting package (0.6 or later), which cannot be imported. "
+            "Install it: pip install 'dp-accounting>=0.6'."
+        ) from error
+    return dp_accounting
+
+
+#: Number of entries of a vector that get their noise at a time.
+BLOCK = 2**18
+_BITS = 53
+
+
+def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
+    """Add normal noise to ``vector``, in place; the noise is determined by ``key``.
+
+    Args:
+        vector: floating-point ``[P]``, on any device.
+        scale: the noise's standard deviation.
+        key: a secret of 32 bytes. Use it for this vector only, since the same key gives the same noise.
+
+    Example:
+        >>> vector = torch.zeros(100_000)
+        >>> add_secret_noise(vector, 3.0, bytes(32))
+        >>> round(vector.mean().item(), 1), round(vector.std().item(), 1)
+        (0.0, 3.0)
+    """
+    for number, block in enumerate(vector.split(BLOCK)):
+        noise = scale * _normal(len(block), key + number.to_bytes(8, "big"))
+        block.copy_(block.to("cpu", torch.float64) + noise)
+
+
+def _normal(count: int, key: bytes) -> Tensor:
+    """Return independent standard normal numbers, float64 ``[count]``, that follow from a key."""
+    pairs = (count + 1) // 2
+    bits = torch.frombuffer(bytearray(shake_256(key).digest(16 * pairs)), dtype=torch.int64)
+    uniform = ((bits & (2**_BITS - 1)).double() + 0.5) * 2.0**-_BITS  # in (0, 1]
+    radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 
 class GaussianPrivacy(Upload):
@@ -54,7 +126,7 @@ class GaussianPrivacy(Upload):
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
-    (:mod:`flsv.privacy.secret_noise`). The generator's key is a hash of the site's secret, the server's whole message,
+    (:mod:`flsv.privacy.gaussian`). The generator's key is a hash of the site's secret, the server's whole message,
     the site's stored state and the update itself. Two different updates never have the same noise, and an update that
     is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the answers. Epsilon
     then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.

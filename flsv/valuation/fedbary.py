@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.core import Client, LocalData, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
-from flsv.functional.transport.fedbary import Part
+from flsv.functional.transport.potentials import Part
 from flsv.utilities import progress
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
@@ -111,7 +111,7 @@ class FedBary(ValidatedArguments):
         blur: regularization of the transport, see :func:`flsv.functional.client_values`.
         scaling: factor of the regularization from one stage to the next, see :func:`flsv.functional.client_values`.
         part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.fedbary``. If the noise is known to be in one part, valuing this part alone
+            ``flsv.functional.transport.potentials``. If the noise is known to be in one part, valuing this part alone
             finds more bad samples.
         chunk: largest number of samples that a client values at once, since the costs form a matrix.
         workers: number of threads; None: as many as there are cores.

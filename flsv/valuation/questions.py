@@ -23,7 +23,7 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
-from flsv.functional.transport.fedbary import Part
+from flsv.functional.transport.potentials import Part
 from flsv.utilities.declared import checked
 from flsv.utilities.seeding import generator_for
 

@@ -26,7 +26,7 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.aggregation.fedadam import AdaptiveServer
+from flsv.aggregation.fedopt import AdaptiveServer
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
@@ -191,7 +191,7 @@ def test_adaptive_server_step_in_pieces_equals_the_step_on_whole_tensors(
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.fedadam.PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedopt.PIECE", 3)
     assert all(map(torch.equal, stepped(), whole))
 
 

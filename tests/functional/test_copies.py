@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.copies import groups_of, isolated_groups, last_step_similarity, same_group_pairs, similarities
+from flsv.filters.copies import groups_of, isolated_groups, last_step_similarity, same_group_pairs, similarities
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])

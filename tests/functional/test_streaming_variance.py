@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flsv.functional.confidence import half_width
-from flsv.functional.streaming_variance import WIDTH, spread_add, spread_merge, spread_variance, step_variance
+from flsv.metrics.intervals import WIDTH, spread_add, spread_merge, spread_variance, step_variance
 
 
 def folded(values: torch.Tensor) -> torch.Tensor:

@@ -25,12 +25,9 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.moments import Moments
-from flsv.functional.shapley.random_coalitions import random_coalitions, random_permutations
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility
+from flsv.functional.shapley.permutation import Moments, random_coalitions, random_permutations
 
 
 def difference_shapley(

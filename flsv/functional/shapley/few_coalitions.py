@@ -38,12 +38,10 @@ import torch
 from torch import Tensor
 
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
-from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
-from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
+from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 

@@ -1,14 +1,10 @@
-"""The coalition game as a batched callable, and the ShapleyEstimate that estimators return.
+"""Coalition games as batched callables, their estimates, and the budget of sampled estimators.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 
     SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
 
-A game is a callable ``utility(masks: bool [K, n]) -> float [K]`` that returns the utilities of K coalitions (or
-``[K, M]``, one game per column, such as the accuracy of each class). The functions of this package know nothing about
-models or rounds.
-
-Arithmetic is float64 on the CPU; results have the utility's dtype if that is float32 or float64, otherwise float32.
+Arithmetic is float64 on the CPU. Results have the utility's dtype if that is float32 or float64, otherwise float32.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.utilities import progress
+from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -142,3 +140,192 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 def result_dtype(values: Tensor) -> torch.dtype:
     """Return the dtype of estimates from the utilities ``values``: float64 if they are float64, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+class MemoizedGame:
+    """A game that evaluates each distinct coalition once.
+
+    Args:
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+
+    Attributes:
+        evaluations: how many distinct coalitions have been evaluated so far.
+
+    Example:
+        >>> game = MemoizedGame(lambda masks: masks.sum(dim=1).float(), 3)
+        >>> game(torch.tensor([[True, False, True], [True, False, True]])).flatten().tolist()
+        [2.0, 2.0]
+        >>> game.evaluations
+        1
+    """
+
+    def __init__(self, utility: Utility, num_players: int) -> None:
+        check_num_players(num_players)
+        self.utility = utility
+        self.num_players = num_players
+        self._rows: dict[int | bytes, int] = {}
+        self._values = torch.empty(0, 0, dtype=torch.float64)
+        self._vector = False
+        self._dtype = torch.float32
+
+    @property
+    def evaluations(self) -> int:
+        """Count the distinct coalitions evaluated so far."""
+        return len(self._rows)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        flat = masks.reshape(-1, self.num_players)
+        keys = coalition_keys(flat)
+        if keys:
+            self._evaluate_new(flat, keys)
+        rows = torch.tensor(list(map(self._rows.__getitem__, keys)), dtype=torch.int64)
+        return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
+
+    def cost(self, masks: Tensor) -> Tensor:
+        """Count, for each g, the new evaluations that the first g + 1 groups of coalitions take.
+
+        Args:
+            masks: G groups of K coalitions, bool ``[G, K, n]``.
+
+        Returns:
+            int ``[G]``; entry g is the number of coalitions in the groups 0..g that have not been evaluated yet.
+        """
+        groups, size = masks.shape[:2]
+        new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
+        first = torch.tensor(list(new.values()), dtype=torch.int64)
+        return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
+
+    def empty_and_grand(self) -> tuple[Tensor, Tensor]:
+        """Return the utility ``[M]`` of the empty coalition and that of the grand coalition."""
+        ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
+        return ends[0], ends[1]
+
+    def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
+        """Make a :class:`ShapleyEstimate` in the dtype of the utility's results, without the axis M for a scalar game.
+
+        Args:
+            values: float64 ``[n, M]``.
+            stderr: float64 ``[n, M]``, the values' standard errors.
+            freedom: degrees of freedom of the standard errors, ``[n, M]`` or one number for all.
+        """
+
+        def shaped(x: Tensor) -> Tensor:
+            return (x if self._vector else x[:, 0]).to(self._dtype)
+
+        told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
+        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
+
+    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+        """Evaluate the coalitions without a stored utility in one call, and store the utilities."""
+        rows, new = self._rows, first_positions(keys, self._rows)
+        if not new:
+            return
+        values = evaluate(self.utility, masks[list(new.values())])
+        vector = values.ndim == 2
+        table = values.reshape(len(new), -1).to("cpu", torch.float64)
+        if not rows:
+            self._vector, self._dtype = vector, result_dtype(values)
+            self._values = table
+        elif vector != self._vector or table.shape[1] != self._values.shape[1]:
+            raise ValueError(
+                f"utility(masks) returned {tuple(values.shape)} now and [K{', ' if self._vector else ''}"
+                f"{self._values.shape[1] if self._vector else ''}] before; the number of columns must not change."
+            )
+        else:
+            self._values = torch.cat([self._values, table])
+        rows.update(zip(new, range(len(rows), len(rows) + len(new)), strict=True))
+
+
+DEFAULT_EVALUATIONS_PER_PLAYER = 50
+MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
+MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often far too small
+
+
+class Sampling:
+    """Memoized game, budget and stopping rule of one call of a sampled estimator.
+
+    Args:
+        name: the estimator's name, for error messages.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: the largest number of distinct evaluations; None: 50 n (at least ``minimum``, at most 2^n), or 2^n if
+            there is a target.
+        minimum: the number of evaluations that an estimate needs; numbers above 2^n count as 2^n.
+        target_stderr: stop as soon as every standard error is at most this number, above 0; None: no target.
+
+    Attributes:
+        budget: the number of evaluations that the call may spend.
+        game: the memoized utility.
+
+    Raises:
+        ConfigurationError: the budget is below the minimum, the target is not above 0, or there is no player.
+
+    Example:
+        Two of four evaluations are spent on the empty and the grand coalition; the rest pays for two single players.
+
+        >>> import torch
+        >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
+        >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)
+        >>> run.left, run.affordable(alone.unsqueeze(1))
+        (2, 2)
+        >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 \
+players.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        utility: Utility,
+        num_players: int,
+        budget: int | None,
+        minimum: int,
+        target_stderr: float | None,
+    ) -> None:
+        self.game = MemoizedGame(utility, num_players)
+        if target_stderr is not None:
+            check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
+        everything = 2**num_players
+        minimum = min(minimum, everything)
+        if budget is None:
+            usual = everything if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
+            budget = min(max(usual, minimum), everything)
+        if budget < minimum:
+            raise ConfigurationError(
+                f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
+            )
+        if target_stderr is None:  # with a target the number is not known in advance
+            progress.start("coalitions", min(budget, everything))
+        self.budget, self.target_stderr = budget, target_stderr
+
+    @property
+    def buys_all(self) -> bool:
+        """Return whether all coalitions can be evaluated: the budget suffices, and there are at most 22 players."""
+        return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
+
+    @property
+    def exact(self) -> bool:
+        """Return whether all coalitions are to be evaluated: :attr:`buys_all`, and there is no target."""
+        return self.target_stderr is None and self.buys_all
+
+    @property
+    def left(self) -> int:
+        """Return the number of evaluations that may still be spent."""
+        return self.budget - self.game.evaluations
+
+    def affordable(self, groups: Tensor) -> int:
+        """Return how many groups of coalitions, from the first on, can be evaluated with the remaining budget.
+
+        Args:
+            groups: bool ``[G, K, n]``, G groups of K coalitions, in the order of evaluation.
+        """
+        return int((self.game.cost(groups) <= self.left).sum())
+
+    def reached(self, stderr: Tensor) -> bool:
+        """Return whether there is a target, and every standard error is at most the target (and not NaN)."""
+        return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())

@@ -1,19 +1,4 @@
-"""Permutation sampling: the Shapley value from random orders of the players (Castro et al. 2009).
-
-The Shapley value of a player is the mean, over all n! orders of n players, of its marginal contribution to the players
-before it. An order and its reverse form an antithetic pair: a player that is early in the order is late in the reverse,
-so that the effects of few and of many predecessors cancel within the pair. The mean over pairs is unbiased and
-satisfies efficiency exactly. The standard error treats the pairs as independent samples; its degrees of freedom are the
-number of distinct pairs minus one. (With two or three pairs, two standard errors would be far too narrow an interval.)
-
-With ``truncation`` this is the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table
-3 and of Guo's paper: once the utility of the coalition along an order is within ``truncation`` of the grand
-coalition's utility, the remaining players get 0 for that order. The bias is at most ``truncation`` for each player, and
-the standard error does not include it.
-
-Orders are processed in batches. A batch takes one call of the utility for all its coalitions or, with truncation, one
-call per position for the next coalition of every unfinished order.
-"""
+"""Permutation sampling: marginal contributions along random orders of the players, plain, truncated and guided."""
 
 from __future__ import annotations
 
@@ -22,14 +7,83 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
-from flsv.functional.shapley.enumeration import all_coalitions, per_coalition, semivalue_of_table
-from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.moments import Moments
-from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
+from flsv.functional.shapley.exact import all_coalitions, exact_shapley, per_coalition, semivalue_of_table
+from flsv.functional.shapley.game import MIN_SAMPLES_TO_STOP, MemoizedGame, Sampling, ShapleyEstimate, Utility
 from flsv.utilities.declared import Count, NonNegative, checked
+
+
+def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
+    """Draw ``count`` independent uniform orders of the n players, int ``[count, n]``."""
+    return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
+
+
+def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
+    """Draw K independent coalitions of given sizes, each uniformly among all coalitions of its size.
+
+    Args:
+        sizes: int ``[K]``, the coalitions' sizes, from 0 to n.
+        num_players: the number n of players.
+        generator: the random generator of the draws; None: torch's default.
+
+    Returns:
+        bool ``[K, n]``.
+
+    Example:
+        >>> random_coalitions(torch.tensor([0, 2, 3]), 3).sum(dim=1).tolist()
+        [0, 2, 3]
+    """
+    ranks = random_permutations(len(sizes), num_players, generator).argsort(dim=1)
+    return ranks < sizes[:, None]
+
+
+def prefixes(permutations: Tensor) -> Tensor:
+    """List the coalitions that each order passes through: its first player, its first two, ..., its first n - 1.
+
+    Args:
+        permutations: P orders of the n players, int ``[P, n]``.
+
+    Returns:
+        bool ``[P, n-1, n]``.
+
+    Example:
+        >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()
+        [[[0, 0, 1], [1, 0, 1]]]
+    """
+    ranks = permutations.argsort(dim=1)
+    return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
+
+
+class Moments:
+    """Running mean and standard error of independent samples, updated batch by batch (Chan et al. 1979).
+
+    Example:
+        >>> moments = Moments()
+        >>> moments.add(torch.tensor([[1.0], [2.0]]))
+        >>> moments.add(torch.tensor([[3.0]]))
+        >>> moments.mean, moments.stderr
+        (tensor([2.]), tensor([0.5774]))
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(())
+        self._squares = torch.zeros(())
+
+    def add(self, samples: Tensor) -> None:
+        """Add a batch of B samples, ``[B, ...]``."""
+        count, mean = len(samples), samples.mean(dim=0)
+        shift, total = mean - self.mean, self.count + count
+        self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
+        self.mean = self.mean + shift * (count / total)
+        self.count = total
+
+    @property
+    def stderr(self) -> Tensor:
+        """Compute the standard error of ``mean``; NaN with fewer than two samples."""
+        if self.count < 2:
+            return torch.full_like(self.mean, torch.nan)
+        return (self._squares / (self.count - 1) / self.count).sqrt()
+
 
 _MAX_BATCH = 2**16  # coalitions per batch
 
@@ -208,3 +262,114 @@ def _representatives(orders: Tensor, group: int) -> Tensor:
     """Choose one order per group, the same for groups with the same orders."""
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first
+
+
+_MIN_ORDERS, _LAST = 30, 10
+
+
+@checked
+def gtg_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    truncation: NonNegative | None = 0.001,
+    round_truncation: NonNegative | None = 0.01,
+    convergence: NonNegative | None = 0.05,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Estimate the Shapley value by GTG-Shapley: mean marginal contributions over random orders of the players.
+
+    Each player comes first in equally many orders (guided). An order is truncated once its utility is close to that of
+    the grand coalition: the order's remaining players get 0.
+
+    Args:
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once; an order or a round is truncated if all M games are within the threshold.
+        num_players: the number n of players.
+        truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
+            paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition;
+            None: orders are not truncated.
+        round_truncation: the largest difference between the utilities of the empty and the grand coalition at which all
+            values are 0 (the paper's epsilon_b), relative to the same number; None: values are always estimated.
+        convergence: stop once each of the last 10 running means of the values differs from the present one by less than
+            this number (relative, averaged over the players); None: sample until the budget is spent.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            order, n + 1 evaluations.
+        generator: the random generator that draws the orders; None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+
+    Returns:
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
+        ``stderr`` is NaN, and there are 2 evaluations.
+
+    Raises:
+        ConfigurationError: the budget is below the minimum, a threshold is negative, ``target_stderr`` is not above 0,
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> flat = lambda masks: 0.5 + 0.001 * masks.float().mean(dim=1)
+        >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
+        (tensor([0., 0., 0., 0.]), 2)
+    """
+    run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
+    game = run.game
+    empty, grand = game.empty_and_grand()
+    size = torch.maximum(grand.abs(), empty.abs())
+    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
+        zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
+        return game.estimate(zeros, torch.full_like(zeros, torch.nan))
+
+    close = None if truncation is None else truncation * size
+    samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
+    leaders = torch.empty(0, dtype=torch.int64)
+    while len(samples) < run.budget:  # more orders than evaluations only repeat coalitions
+        cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
+        if convergence is not None or target_stderr is not None:
+            cycles = 1
+        orders = _guided(num_players, cycles, generator)
+        affordable = run.affordable(prefixes(orders))
+        if affordable:
+            samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
+            leaders = torch.cat([leaders, orders[:affordable, 0]])
+        if affordable < len(orders) and (affordable == 0 or truncation is None):
+            break
+        if convergence is not None and _converged(samples, convergence):
+            break
+        if target_stderr is not None and run.reached(_stderr(samples, leaders)):
+            break
+    return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
+
+
+def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
+    """Draw orders int ``[cycles * n, n]`` in which every player is first once per cycle."""
+    leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
+    others = random_permutations(len(leaders), num_players, generator)
+    others = others[others != leaders].view(len(leaders), num_players - 1)
+    return torch.cat([leaders, others], dim=1)
+
+
+def _converged(samples: Tensor, threshold: float) -> bool:
+    """Return whether the running mean of marginal contributions has converged."""
+    if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
+        return False
+    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
+    change = (recent[:-1] - recent[-1]).abs() / recent[-1].abs().clamp_min(1e-12)
+    return bool((change.mean(dim=1) < threshold).all())
+
+
+def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
+    """Compute the standard error of the mean of marginal contributions."""
+    count, num_players = samples.shape[:2]
+    led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
+    freedom = count - int((led > 0).sum())
+    if count < 2 or freedom < 2:
+        return torch.full(samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64)
+    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(0, leaders, samples)
+    means = totals / led.clamp_min(1).view(-1, 1, 1)
+    within = (samples - means[leaders]).square().sum(dim=0) / freedom
+    rest = count % num_players
+    between = means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
+    return (within / count + between / count**2).sqrt()

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.enumeration import semivalue, shapley_of_table, shapley_weights
+from flsv.functional.shapley.exact import semivalue, shapley_of_table, shapley_weights
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 

@@ -1,14 +1,13 @@
-"""Semivalues of a coalition game by name (Shapley, Banzhaf, Beta, leave-one-out), and their estimators.
+"""Semivalues of a coalition game by name, and the estimators of each.
 
-Semivalues are weighted means of the marginal contributions U(S + i) - U(S) of a player i to coalitions S; they differ
-in their weights of the sizes of S (Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of
-Operations Research 6, 1981). With n players and weights q_0, ..., q_{n-1} that sum to 1, the value of player i is
+Semivalues are weighted means of the marginal contributions U(S + i) - U(S) of a player i to coalitions S (Dubey, Neyman
+and Weber, "Value Theory Without Efficiency", Mathematics of Operations Research 6, 1981). With n players and weights
+q_0, ..., q_{n-1} that sum to 1, the value of player i is
 
     phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among the coalitions of size s without i.
 
-The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta;
-for leave-one-out it is 1 at s = n - 1 and otherwise 0. The estimators ``exact`` and ``permutation`` estimate any
-semivalue, each other estimator only one.
+The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta.
+For leave-one-out it is 1 at s = n - 1 and otherwise 0.
 """
 
 from __future__ import annotations
@@ -20,23 +19,140 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from flsv.functional.shapley.banzhaf import banzhaf
-from flsv.functional.shapley.beta import beta_shapley, beta_weights
-from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate
-from flsv.functional.shapley.gtg import gtg_shapley
-from flsv.functional.shapley.leave_one_out import leave_one_out
-from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.stratified import stratified_shapley
+from flsv.functional.shapley.exact import exact_shapley, leave_one_out
+from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players
+from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
-from flsv.utilities.declared import check_argument
+from flsv.utilities.declared import Positive, check_argument, checked
 from flsv.utilities.errors import ConfigurationError
+
+
+def banzhaf(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Compute the Banzhaf value, exactly or by stratified sampling.
+
+        BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)]
+
+    All coalitions have the same weight, which makes it the semivalue most robust to noise in the utility (Banzhaf 1965;
+    Wang and Jia, "Data Banzhaf", AISTATS 2023). It does not satisfy efficiency. Departure: the paper estimates it from
+    uniform coalitions of all sizes, here :func:`stratified_shapley` does, with the Banzhaf value's weights.
+
+    Args:
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
+        num_players: the number n of players, at most 22 if there is neither a budget nor a target.
+        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`; None: 2^n.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: sample coalitions, and stop once every standard error is at most this number; None: no target.
+
+    Returns:
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``; ``stderr`` is 0 for exact values.
+
+    Raises:
+        ConfigurationError: the budget is below the minimum, there are more than 22 players and neither a budget nor a
+            target, ``target_stderr`` is not above 0, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
+        >>> banzhaf(majority, 3).values
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    check_num_players(num_players)
+    weights = size_weights("banzhaf", num_players)
+    if budget is None and target_stderr is None:
+        return exact_shapley(utility, num_players, size_weights=weights)
+    given = {"budget": budget, "generator": generator, "target_stderr": target_stderr}
+    return stratified_shapley(utility, num_players, size_weights=weights, **given)  # type: ignore[arg-type]
+
+
+def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
+    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins.
+
+        q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
+
+    with p_s the weight of each single coalition of size s.
+
+    Example:
+        >>> beta_weights(4, 1, 1)
+        [0.25, 0.25, 0.25, 0.25]
+        >>> [round(weight, 3) for weight in beta_weights(4, 16, 1)]
+        [0.842, 0.14, 0.017, 0.001]
+    """
+
+    def log_beta(a: float, b: float) -> float:
+        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+    n = num_players
+    # binom(n - 1, s) = 1 / (n B(s + 1, n - s))
+    logs = [log_beta(s + beta, n - 1 - s + alpha) - log_beta(s + 1, n - s) for s in range(n)]
+    weights = [math.exp(log - max(logs)) for log in logs]
+    return [weight / sum(weights) for weight in weights]
+
+
+@checked
+def beta_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    alpha: Positive = 16.0,
+    beta: Positive = 1.0,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Compute the Beta(alpha, beta)-Shapley value by stratified sampling.
+
+    It is the semivalue with the weights of :func:`beta_weights` (Kwon and Zou, "Beta Shapley", AISTATS 2022).
+    Beta(1, 1) is the Shapley value. alpha > beta gives more weight to small coalitions, where a contribution is large
+    compared with the noise of the utility. beta > alpha gives more weight to large ones. Only alpha = beta = 1
+    satisfies efficiency.
+
+    **Duplicates.** The more weight small coalitions have, the more a player gains that appears twice with the same
+    data. In a game of four owners, where U is 1 - 2^-k for k distinct owners, each has a share of 0.25. The two copies
+    of one together have 0.39 under Beta(16, 1), 0.33 under Shapley, 0.29 under Banzhaf and 0.17 under Beta(1, 4). If
+    paid clients might appear twice, use the Banzhaf value, or beta above alpha.
+
+    Departure: the paper samples marginal contributions of one player at a time, and stops by a convergence rule.
+
+    Args:
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        alpha: the first parameter of the Beta distribution. The paper takes alpha = 16 and beta = 1 for data with label
+            noise; alpha = 1 and beta = 4 are robust to duplicates.
+        beta: its second parameter.
+        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+
+    Returns:
+        The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
+
+    Raises:
+        ConfigurationError: alpha or beta is not above 0, the budget is below the minimum, which the message names,
+            ``target_stderr`` is not above 0, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).double()
+        >>> beta_shapley(glove, 3, alpha=4, beta=1).values
+        tensor([0.3333, 0.1333, 0.1333], dtype=torch.float64)
+    """
+    check_num_players(num_players)
+    given: dict[str, Any] = {"budget": budget, "generator": generator, "target_stderr": target_stderr}
+    return stratified_shapley(utility, num_players, size_weights=beta_weights(num_players, alpha, beta), **given)
+
 
 Estimator = Callable[..., ShapleyEstimate]
 Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
@@ -56,7 +172,7 @@ ESTIMATORS: dict[str, Estimator] = {
 """Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
 #: The estimators that can estimate any semivalue; they have the argument ``size_weights``.
-OF_ANY_VALUE = ("exact", "permutation")
+OF_ANY_VALUE = ("exact", "permutation", "stratified")
 #: Arguments of estimators that metrics pass, and that ``estimator_args`` cannot contain.
 GIVEN = ("utility", "num_players", "generator", "size_weights")
 _FEW = 10  # the largest number of players for which "auto" evaluates all coalitions

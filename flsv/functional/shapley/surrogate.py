@@ -1,64 +1,153 @@
-r"""Shapley values by a surrogate: a game fitted to sampled coalitions, and a correction by its residuals.
-
-The game and its exact Shapley value are those of :mod:`flsv.functional.shapley.kernels`.
-
-**Surrogate-adjusted sampling.** For any game g, the Shapley value SV of the game U is
-
-    SV(U) = SV(g) + SV(U - g).
-
-g is fitted to the sampled coalitions by kernel ridge regression, and SV(g) is exact (:func:`kernel_shapley`). The value
-of the residual game r = U - g is estimated from the same evaluations, without a further fit. With V = r(N) - r(empty)
-and N the grand coalition,
-
-    SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ].
-
-This is KernelSHAP with the expectation of its matrix (a multiple of the centering matrix) in place of the sampled
-matrix, which makes it unbiased, and is also maximum sample reuse (Witter, Liu and Musco 2025). S and its complement
-together contribute (r(S) - r(N \ S)) (z_i - s/n). Coalitions are drawn in pairs, by size and without replacement, see
-:mod:`flsv.functional.shapley.layers`.
-
-Regression-adjusted Monte Carlo (Witter, Liu and Musco, arXiv 2506.11849, 2025) is the same scheme with linear or tree
-regressions as g, found independently. The fit and the following choices are this package's own:
-
-- *Kernels.* Membership plus a Gaussian kernel on z / |S|, with one of four widths; membership plus pairwise products
-  plus membership / |S|; or membership alone. Each part of a sum is scaled to unit variance over the sample.
-- *Kernel and ridge penalty* maximize the marginal likelihood, with one choice for all columns of a vector-valued game.
-  No evaluations are set aside for the choice.
-- *Bias.* By default g is fitted to the same coalitions whose residuals correct it. This shrinks the residuals: the
-  estimate is biased towards the surrogate's value, but usually closer to the truth. ``unbiased=True`` uses
-  cross-fitting: g is fitted without one of five folds and corrected by the residuals of that fold, and the five results
-  are averaged. The residuals of the coalitions in the fit are known exactly and enter as such.
-- *Standard error*: the sampling variance by size of the residuals, where each coalition's residual is taken from a fit
-  without it (leave-one-out residuals in closed form, or the held-out fold's). With ``unbiased=True`` it is within some
-  25 % of the estimates' spread. By default it is 1 to 1.8 times the spread, except on very smooth games, where it can
-  be too small (0.6 times). It does *not* include the bias: ``docs/results/intervals.md`` has how often 90 % intervals
-  made of it contain the value.
-"""
+"""Shapley values by a surrogate game fitted to sampled coalitions, and a correction by its residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.kernels import (
-    Kernel,
-    averaged_membership,
-    gaussian,
-    gram,
-    kernel_shapley,
-    membership,
-    pairs,
-)
-from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.regression import centered, kernel_share
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.stratified import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.utilities.declared import checked
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A kernel ``k(j, s, t)`` of two coalitions S and T, with j = |S n T|, s = |S|, t = |T|, float64 tensors that
+broadcast."""
+
+
+def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Compute the kernel of additive games: the inner product of two coalitions' membership vectors.
+
+    Args:
+        j: the number of players in both coalitions.
+        s: the size of the first coalition.
+        t: the size of the second coalition.
+    """
+    return j + 0 * s
+
+
+def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Compute the kernel of games with interactions of two players: the number of pairs of players in both coalitions.
+
+    Args:
+        j: the number of players in both coalitions.
+        s: the size of the first coalition.
+        t: the size of the second coalition.
+    """
+    return j * (j - 1) / 2 + 0 * s
+
+
+def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Compute the kernel of games that are linear in the mean of the members' updates.
+
+    It is the inner product of the two membership vectors, each divided by its coalition's size; 0 if a coalition is
+    empty.
+
+    Args:
+        j: the number of players in both coalitions.
+        s: the size of the first coalition.
+        t: the size of the second coalition.
+    """
+    return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
+
+
+def gaussian(squared_width: float) -> Kernel:
+    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) of two coalitions S and T, with w = ``squared_width``.
+
+    c_S is the membership vector of S divided by |S|, the weights with which S averages its members' updates; it is 0
+    for the empty coalition.
+    """
+
+    def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
+        return torch.exp(-(own - 2 * averaged_membership(j, s, t)) / (2 * squared_width))
+
+    return kernel
+
+
+def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
+    """Compute a kernel's matrix between two lists of coalitions.
+
+    Args:
+        kernel: the kernel k.
+        left: the coalitions S, bool ``[A, n]``.
+        right: the coalitions T, bool ``[B, n]``.
+
+    Returns:
+        float64 ``[A, B]``, k(S, T) for each S and T.
+    """
+    left, right = left.to(torch.float64), right.to(torch.float64)
+    return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
+
+
+def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
+    """Compute exact Shapley values of the games S -> k(S, T), one game for each coalition T.
+
+    Args:
+        kernel: the kernel k.
+        coalitions: the coalitions T, bool ``[B, n]``.
+
+    Returns:
+        float64 ``[B, n]``, each player's value in each of the B games.
+
+    Example:
+        The game S -> [player 0 is in S] / |S| of three players.
+
+        >>> kernel_shapley(averaged_membership, torch.tensor([[True, False, False]]))
+        tensor([[ 0.6111, -0.1389, -0.1389]], dtype=torch.float64)
+    """
+    num_players = coalitions.shape[1]
+    sizes = coalitions.sum(dim=1)
+    inside, outside = torch.zeros(2, num_players + 1, dtype=torch.float64)
+    s = torch.arange(num_players, dtype=torch.float64).view(-1, 1)
+    for size in sizes.unique().tolist():
+        t = torch.tensor(float(size), dtype=torch.float64)
+        j = torch.arange(size + 1, dtype=torch.float64)
+        here = kernel(j, s, t)
+        if size < num_players:
+            gain = kernel(j, s + 1, t) - here
+            outside[size] = (_hypergeometric(num_players - 1, size, size) * gain).sum() / num_players
+        if size > 0:
+            gain = kernel(j + 1, s + 1, t) - here
+            inside[size] = (_hypergeometric(num_players - 1, size - 1, size) * gain).sum() / num_players
+    return torch.where(coalitions, inside[sizes].unsqueeze(1), outside[sizes].unsqueeze(1))
+
+
+@lru_cache(maxsize=128)
+def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
+    """Compute the probabilities of the hypergeometric distribution."""
+    drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
+    hits = torch.arange(most + 1, dtype=torch.float64)
+    possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)
+    log_factorial = torch.lgamma(torch.arange(population + 1, dtype=torch.float64) + 1)
+
+    def log_choose(n: int, k: Tensor) -> Tensor:
+        k = k.clamp(0, n).long()
+        return log_factorial[n] - log_factorial[k] - log_factorial[n - k]
+
+    log_probability = (
+        log_choose(marked, hits) + log_choose(population - marked, drawn - hits) - log_choose(population, drawn)
+    )
+    return torch.where(possible, log_probability.exp(), 0.0)
+
+
+def centered(layer: Layer) -> Tensor:
+    """Return the membership vectors of a layer's m drawn coalitions minus s/n, with s their size: float64 ``[m, n]``,
+    each row of which sums to 0."""
+    return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
+
+
+def kernel_share(layer: Layer) -> float:
+    """Compute a layer's total weight in the Shapley kernel, divided by n - 1.
+
+    The weight is 1 / (s (n - s)) for coalitions of size s among n players, twice that for a layer of two sizes.
+    """
+    return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
+
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 

@@ -1,12 +1,7 @@
-"""Dual potentials of optimal transport on a client's samples, and the calibrated gradients made of them.
+"""Dual potentials of optimal transport on a client's samples, and the values of samples made of them.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11, after Just
-et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
-
-The paper takes the potentials of the exact linear program. Between a client's samples and an interpolating measure
-these are degenerate: many potentials are optimal, and the solver's choice among them is arbitrary. The potentials here
-are entropic, hence unique up to a constant, and debiased, which removes the bias of the entropy towards the center of
-the samples (Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019).
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11 and section
+4.3, after Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
 """
 
 from __future__ import annotations
@@ -14,14 +9,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flsv.functional.transport.checks import Scaling
-from flsv.functional.transport.class_statistics import Covariance
-from flsv.functional.transport.cost import label_augmented_cost
-from flsv.utilities.declared import NonNegative, checked
+from flsv.functional.transport.checks import Scaling, check_pair
+from flsv.functional.transport.cost import ClassStatistics, Covariance, label_augmented_cost, label_embedding
+from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 BLOCK_BYTES = 64 * 2**20
@@ -248,3 +244,129 @@ def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
     rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
     parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
     return -eps * (torch.cat(parts) - math.log(cost.shape[1]))
+
+
+Part = Literal["features", "labels", "both"]
+LABEL_EMPHASIS = 2.0
+
+
+@checked
+def direct_values(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    y2: Tensor | None,
+    *,
+    part: Part = "both",
+    blur: Positive = 0.1,
+    scaling: Scaling = 0.7,
+    covariance: Covariance = "diag",
+    label_weight: NonNegative = 1.0,
+) -> Tensor:
+    """Compute the values (calibrated gradients) of a client's samples from these and the validation samples.
+
+    Args:
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
+        x2: the features of the validation samples, ``[m2, d]``.
+        y2: the integer classes of the validation samples, ``[m2]``.
+        part: the part of a sample that is valued: its ``"features"`` alone; its ``"labels"``, given the features; or
+            ``"both"``.
+        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``; above 0.
+        scaling: see :func:`debiased_potential`.
+        covariance: see :func:`label_augmented_cost`.
+        label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
+            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels; 0.5
+            to 1 suits PCA features.
+
+    Returns:
+        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
+
+    Raises:
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            ``part="labels"`` without labels.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
+        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
+        tensor(4)
+    """
+    labeled = partial(label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    return _values(x, y, x2, None if y is None or y2 is None else labeled, part, blur, scaling)
+
+
+@checked
+def client_values(
+    x: Tensor,
+    y: Tensor | None,
+    gamma: Tensor,
+    *,
+    part: Part = "both",
+    blur: Positive = 0.1,
+    scaling: Scaling = 0.7,
+    covariance: Covariance = "diag",
+    label_weight: NonNegative = 1.0,
+    statistics: ClassStatistics | None = None,
+) -> Tensor:
+    """Compute the values (calibrated gradients) of a client's samples at the client, without the validation samples.
+
+    They are replaced by the points that the server has sent to the client, see :class:`TransportClient`.
+
+    Args:
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``; None: only features count.
+        gamma: ``[S, d']``, the points from the :class:`TransportServer`, if client and server use the samples'
+            :func:`label_embedding`, with d' coordinates, in place of the samples. If ``y`` is None, only the first d
+            coordinates are used, and d' may be d.
+        part: as for :func:`direct_values`.
+        blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
+            ``gamma``; above 0.
+        scaling: see :func:`debiased_potential`.
+        covariance: the same as in the label embedding.
+        label_weight: the same as in the label embedding; see :func:`direct_values`.
+        statistics: the client's class statistics; None: they are computed.
+
+    Returns:
+        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
+
+    Raises:
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range,
+            ``part="labels"`` without labels, or ``gamma`` does not have the dimension of the embedding.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]]), torch.tensor([0, 0, 1, 1, 1])
+        >>> client_values(x, y, label_embedding(x[:4], y[:4])).argmax()
+        tensor(4)
+    """
+    points = label_embedding(x, y, covariance=covariance, label_weight=label_weight, statistics=statistics)
+    features = gamma[:, : x.shape[1]]
+    if y is not None or gamma.shape[1] < x.shape[1]:
+        check_pair(points, gamma, "the samples (embedded)", "gamma")
+    labeled = partial(label_augmented_cost, points, None, gamma, None)
+    return _values(x, y, features, None if y is None else labeled, part, blur, scaling)
+
+
+def _values(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    labeled: Callable[[], Tensor] | None,
+    part: Part,
+    blur: float,
+    scaling: float,
+) -> Tensor:
+    """Compute the samples' values for one choice of ``part``."""
+    if part == "labels" and labeled is None:
+        raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
+    cost = label_augmented_cost(x, None, x2, None)
+    eps = blur * float(cost.mean(dtype=torch.float64))
+    features, _ = entropic_potentials(cost, eps, scaling)
+    value = torch.zeros_like(features)
+    if part != "labels":
+        value = features - self_potential(label_augmented_cost(x, None, x, None), eps, scaling)
+    if part != "features" and labeled is not None and y is not None:
+        labels = entropic_potentials(labeled(), eps, scaling)[0] - features
+        value = value + (labels if part == "labels" else LABEL_EMPHASIS * labels)
+        _, index, counts = y.unique(return_inverse=True, return_counts=True)
+        value = value - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
+    return calibrated_gradient(value)

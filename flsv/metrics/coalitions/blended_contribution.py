@@ -10,8 +10,8 @@ from torch import Tensor
 from flsv.core import ClientMatrix
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
-from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
-from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
+from flsv.metrics.coalitions.presets import DecayedShapley
+from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 
 
 class BlendedContribution(

@@ -19,8 +19,8 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
-from flsv.metrics.coalitions.decayed_shapley import CoalitionWeights, weighting_of
-from flsv.metrics.coalitions.fold import Fold
+from flsv.metrics.coalitions.folds import Fold
+from flsv.metrics.coalitions.presets import CoalitionWeights, weighting_of
 from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.utilities.declared import Count
 

@@ -19,8 +19,7 @@ from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estim
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions.fold import Fold
-from flsv.metrics.coalitions.folds import FOLDS, FoldName
+from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
 from flsv.metrics.intervals import OverRounds
 from flsv.utilities.errors import ConfigurationError
 

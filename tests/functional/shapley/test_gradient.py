@@ -7,7 +7,7 @@ from functional.shapley.games import reference_shapley
 from torch import Tensor
 
 from flsv.functional import client_in_run_values, gradient_shapley
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from flsv.utilities.errors import ConfigurationError
 
 

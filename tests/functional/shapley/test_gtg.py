@@ -7,7 +7,7 @@ from flsv.functional import (
     exact_shapley,
     gtg_shapley,
 )
-from flsv.functional.shapley.gtg import _converged
+from flsv.functional.shapley.permutation import _converged
 
 
 def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:

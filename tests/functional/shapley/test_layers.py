@@ -5,7 +5,7 @@ import math
 import pytest
 from functional.shapley.games import rng
 
-from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.stratified import LayeredSample
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])

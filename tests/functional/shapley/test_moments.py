@@ -3,7 +3,7 @@
 import torch
 from functional.shapley.games import rng
 
-from flsv.functional.shapley.moments import Moments
+from flsv.functional.shapley.permutation import Moments
 
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:

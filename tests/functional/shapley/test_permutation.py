@@ -9,9 +9,8 @@ from flsv.functional import (
     permutation_shapley,
 )
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.permutation import marginals_along
-from flsv.functional.shapley.random_coalitions import random_permutations
+from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.permutation import marginals_along, random_permutations
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])

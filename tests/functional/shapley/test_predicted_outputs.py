@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import (
     CAP,
     PredictedGame,
