@@ -3,7 +3,7 @@
 from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import BernoulliSampler
 from flsv.sampling.power_of_choice import PowerOfChoice
-from flsv.sampling.shapley_importance import ShapleyImportanceSampler, SystematicShapleySampler
+from flsv.sampling.shapley_importance import ShapleyImportanceSampler
 from flsv.sampling.softmax import SoftmaxSampler
 from flsv.sampling.uniform import FixedCohort, FullParticipation, UniformSampler
 
@@ -15,6 +15,5 @@ __all__ = [
     "PowerOfChoice",
     "ShapleyImportanceSampler",
     "SoftmaxSampler",
-    "SystematicShapleySampler",
     "UniformSampler",
 ]

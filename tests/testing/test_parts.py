@@ -65,7 +65,6 @@ SAMPLERS: Sequence[Checks] = [
     sampler(sampling.PowerOfChoice(2, candidates=3)),
     sampler(sampling.ShapleyImportanceSampler(2.0)),
     sampler(sampling.SoftmaxSampler(2)),
-    sampler(sampling.SystematicShapleySampler(2)),
     sampler(sampling.UniformSampler(2)),
 ]
 ALGORITHMS: Sequence[Checks] = [

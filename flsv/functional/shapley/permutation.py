@@ -187,81 +187,52 @@ def permutation_shapley(
         return exact_shapley(utility, num_players, size_weights=size_weights)
     # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
-    walk = _Walk(run, group, most, truncation, size_weights)
-    walk.go(generator)
-    if may_be_exact and not run.reached(walk.moments.stderr):
+    moments, pairs = _walk(run, group, most, generator, truncation, size_weights)
+    stderr = moments.stderr
+    if may_be_exact and not run.reached(stderr):
         weight = per_coalition(size_weights, num_players)
         values = semivalue_of_table(run.game(all_coalitions(num_players)), weight)
         return run.game.estimate(values, torch.zeros_like(values))
-    stderr, different = walk.moments.stderr, len(walk.different)
-    if different < 2 and num_players > 2:  # repeats of the first pair are no further samples
+    if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
-    return run.game.estimate(walk.moments.mean, stderr, max(different - 1, 1))
+    return run.game.estimate(moments.mean, stderr, max(pairs - 1, 1))
 
 
-class _Walk:
-    """Evaluation of groups of random orders until the budget is spent or the target is reached."""
-
-    def __init__(
-        self,
-        run: Sampling,
-        group: int,
-        most: int,
-        truncation: float | None,
-        size_weights: Sequence[float] | None,
-    ) -> None:
-        self.run, self.group, self.most = run, group, most
-        self.truncation, self.size_weights = truncation, size_weights
-        self.moments = Moments()
-        self.different: set[tuple[int, ...]] = set()
-        self._per_group = max(group * (run.game.num_players - 1), 1)
-
-    def go(self, generator: Generator | None) -> None:
-        """Draw and evaluate groups until there are ``most``, or the budget or target ends it."""
-        self.run.game.empty_and_grand()
-        affordable = 0
-        while self.moments.count < self.most:
-            safe = self._safe()
-            batch = self._batch(safe, affordable)
-            orders = self._orders(batch, generator)
-            affordable = batch
-            if batch > safe:
-                affordable = self.run.affordable(prefixes(orders).view(batch, -1, orders.shape[1]))
-            if affordable:
-                self._add(orders[: affordable * self.group])
-            # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
-            if affordable == 0 or (self.truncation is None and affordable < batch):
-                return
-            if self.moments.count >= MIN_SAMPLES_TO_STOP and self.run.reached(self.moments.stderr):
-                return
-
-    def _safe(self) -> int:
-        """Count the groups that the budget suffices for even if all their coalitions are new."""
-        return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
-
-    def _batch(self, safe: int, affordable: int) -> int:
-        """Choose how many groups to draw in the next batch."""
-        batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
-        if self.run.target_stderr is not None:
-            batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
-        return batch
-
-    def _orders(self, groups: int, generator: Generator | None) -> Tensor:
-        """Draw the orders int ``[groups * group, n]``."""
-        orders = random_permutations(groups, self.run.game.num_players, generator)
-        return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
-
-    def _add(self, orders: Tensor) -> None:
-        """Add each group's mean marginal contributions to :attr:`moments`."""
-        samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
-        self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
-        self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
-
-
-def _representatives(orders: Tensor, group: int) -> Tensor:
-    """Choose one order per group, the same for groups with the same orders."""
-    first = orders[::group]
-    return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first
+def _walk(
+    run: Sampling,
+    group: int,
+    most: int,
+    generator: Generator | None,
+    truncation: float | None,
+    size_weights: Sequence[float] | None,
+) -> tuple[Moments, int]:
+    """Sample groups of orders until budget, target or ``most`` ends it; count the different groups, too."""
+    moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.game.num_players
+    per_group = max(group * (n - 1), 1)
+    run.game.empty_and_grand()
+    while moments.count < most:
+        # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
+        safe = most if run.budget >= 2**n else run.left // per_group
+        batch = min(max(safe, 2 * affordable, 8), most - moments.count, max(_MAX_BATCH // per_group, 1))
+        if run.target_stderr is not None:
+            batch = min(batch, max(moments.count, MIN_SAMPLES_TO_STOP))
+        orders = random_permutations(batch, n, generator)
+        if group == 2:
+            orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
+        affordable = batch if batch <= safe else run.affordable(prefixes(orders).view(batch, -1, n))
+        if affordable:
+            taken = orders[: affordable * group]
+            samples = marginals_along(run.game, taken, truncation, size_weights)
+            moments.add(samples.view(-1, group, *samples.shape[1:]).mean(dim=1))
+            first = taken[::group]  # of a pair, the order that begins with the lower player stands for both
+            first = torch.where((first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1))
+            different.update(map(tuple, first.tolist()))
+        # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
+        if affordable == 0 or (truncation is None and affordable < batch):
+            break
+        if moments.count >= MIN_SAMPLES_TO_STOP and run.reached(moments.stderr):
+            break
+    return moments, len(different)
 
 
 _MIN_ORDERS, _LAST = 30, 10
