@@ -15,10 +15,10 @@ from flsv.utilities.declared import Positive
 
 
 class DivergenceWeighted(Aggregator):
-    """Average of the clients' models, weighted by N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+    """Average of the clients' models, weighted by N_k - a F_k + b. See :func:`flsv.functional.divergence_weights`.
 
     N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
-    computes its F_k itself and sends this number to the server; its class histogram stays at the client.
+    computes its F_k itself and sends this number to the server. Its class histogram stays at the client.
 
     Args:
         a: factor of the penalty on divergence.

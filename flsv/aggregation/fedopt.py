@@ -20,13 +20,16 @@ from flsv.utilities.errors import ConfigurationError
 class ServerOptimizer(FedAvg):
     """Aggregator whose optimizer takes a step along the clients' mean update.
 
+    With Delta that update, the optimizer gets the gradient -Delta at the global model (Reddi et al., "Adaptive
+    Federated Optimization", ICLR 2021, Algorithm 1). Buffers have no gradient, and are averaged.
+
     The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
     optimizer's learning rate takes the place of ``server_lr``. The clients' updates, which metrics read, are the same
-    as with FedAvg; the round's ``server_vector`` and ``server_update`` include the optimizer's step.
+    as with FedAvg. The round's ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
         optimizer: function that makes an optimizer of a list of tensors, such as
-            ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; in a configuration file, an optimizer's ``class_path``
+            ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. In a configuration file, an optimizer's ``class_path``
             and ``init_args``.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
@@ -86,11 +89,11 @@ class ServerOptimizer(FedAvg):
 
 
 class FedAvgM(ServerOptimizer):
-    """FedAvg with server momentum: v <- momentum v + Delta; x <- x + lr v, with x the global model and Delta the
-    clients' mean update, by ``torch.optim.SGD``.
+    """FedAvg with server momentum (Hsu, Qi and Brown 2019, section 4.3). With x the global model and Delta the clients'
+    mean update, v <- momentum v + Delta, then x <- x + lr v.
 
     Args:
-        lr: the server's learning rate; in the paper 1, and below 1 if the momentum is 0.7 or more.
+        lr: the server's learning rate. In the paper 1, and below 1 if the momentum is 0.7 or more.
         momentum: the momentum, in [0, 1).
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
@@ -124,7 +127,7 @@ class FedAdam(ServerOptimizer):
         lr: eta, the server's learning rate.
         beta1: decay of the moving average of updates, in [0, 1).
         beta2: decay of the moving average of squared updates, in [0, 1).
-        tau: constant in the denominator of the step; the smaller, the more adaptive. It should be about the size of an
+        tau: constant in the denominator of the step. The smaller, the more adaptive. It should be about the size of an
             entry of the clients' mean update.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
@@ -170,6 +173,9 @@ class FedYogi(FedAdam):
 
 class AdaptiveServer(Optimizer):
     """Optimizer of Reddi et al., Algorithm 2, for the server's steps."""
+
+    # Unlike torch.optim.Adam it has no bias correction, and v starts at tau^2. The paper's FedAdagrad is
+    # torch.optim.Adagrad(initial_accumulator_value=tau**2, eps=tau) in a ServerOptimizer.
 
     def __init__(
         self,

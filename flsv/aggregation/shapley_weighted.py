@@ -16,11 +16,12 @@ from flsv.utilities.declared import Positive
 
 
 class ShapleyWeighted(Aggregator):
-    """Aggregator with the result x + sum_i (w_i / p_i) d_i over the round's clients, where x is the global model, d_i
-    client i's update, w_i = value_i / (sum of the values of *all* clients) and p_i its probability to be drawn.
+    """AFedSV's aggregator x + sum_i (w_i / p_i) d_i (Sun et al., "ShapleyFL", KDD 2023, Algorithm 1 and equation 5).
+    Here x is the global model, d_i client i's update, w_i = value_i / (sum of the values of *all* clients) and p_i its
+    probability to be drawn.
 
     Dividing by p_i makes the sum over the cohort an unbiased estimate of the sum over all clients (Horvitz and
-    Thompson), as in the paper. The total weight then changes with the cohort; ``normalize=True`` makes the total 1 (the
+    Thompson), as in the paper. The total weight then changes with the cohort. ``normalize=True`` makes the total 1 (the
     self-normalized estimate, which has a small bias and less variance).
 
     Args:
@@ -59,8 +60,8 @@ class ShapleyWeighted(Aggregator):
 
 
 class ShapleySoftmax(Aggregator):
-    """Aggregator with the result x + step sum_i s_i d_i, where x is the global model, d_i client i's update and
-    s = softmax(value / temperature) over the round's clients.
+    """ShapleyFL's baseline FedSV, x + step sum_i s_i d_i (Sun et al., KDD 2023, in their code). Here x is the global
+    model, d_i client i's update and s = softmax(value / temperature) over the round's clients.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.

@@ -70,15 +70,17 @@ class Alignment(Attack):
 
 
 class HeadAlignment(Alignment):
-    """Attack that turns the classifier head's part of the update, row by row (one per class), towards the server's last
-    step.
+    """Attack that turns the classifier head's rows towards the server's last step.
+
+    Class-specific Shapley values are cosines of these rows, one per class: a client without samples of a class can fill
+    in its row. The attack is ours.
 
     Each row keeps its length, bias included, so that lengths do not reveal the attack. The layers before the head are
     unchanged. In its first round a client sends its own update. The head of its start point, ``[M, D (+1)]``, is stored
     between rounds.
 
     Args:
-        classes: the classes whose rows are turned; None: all classes.
+        classes: the classes whose rows are turned. None: all classes.
         mix: weight of the server's step, in (0, 1], see :class:`Alignment`; with 1 the rows point in the direction of
             that step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
@@ -88,7 +90,7 @@ class HeadAlignment(Alignment):
             the last ``nn.Linear``.
 
     Raises:
-        ConfigurationError: ``mix`` is out of range; before training: the module has no classifier head, or the head
+        ConfigurationError: ``mix`` is out of range, or before training: the module has no classifier head, or the head
             lacks one of the classes.
 
     Example:

@@ -19,7 +19,7 @@ Knowledge = Literal["colluders", "all"]
 
 
 class Collusion(ClientChoice, Upload):
-    """Base class of attacks by several clients together; :meth:`collude`, which subclasses override, computes the
+    """Base class of attacks by several clients together. :meth:`collude`, which subclasses override, computes the
     updates that they send, after the whole cohort has trained.
 
     Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
@@ -31,7 +31,7 @@ class Collusion(ClientChoice, Upload):
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
-        knows: whose updates the colluders see before they attack: ``"colluders"``: their own only; ``"all"``: those of
+        knows: whose updates the colluders see before they attack: ``"colluders"``: their own only. ``"all"``: those of
             all clients of the round, as by eavesdropping.
 
     Raises:
@@ -62,8 +62,8 @@ class Collusion(ClientChoice, Upload):
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
         Args:
-            updates: the j updates that the colluders know, see ``knows``, floating-point ``[j, P]``, without buffers;
-                not to be changed in place.
+            updates: the j updates that the colluders know, see ``knows``, floating-point ``[j, P]``, without buffers.
+                Not to be changed in place.
             colluders: number of colluders in the cohort, at least one.
             cohort: number of clients in the cohort.
             generator: CPU generator that depends on ``seed`` and the round.
@@ -114,8 +114,10 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
 
 
 class InnerProductManipulation(Collusion):
-    """Collusion in which all colluders send the same vector. It points in the direction opposite to the mean of the
-    updates d that they know, and its length is c median |d|.
+    """Collusion in which all colluders send the opposite of the mean update that they know.
+
+    Its length is c median |d|, since servers compare lengths with that median (after Xie, Koyejo and Gupta, "Fall of
+    Empires", UAI 2019, section 4).
 
     With equal weights and m colluders in a cohort of k, the model moves backwards as soon as c m > (k - m) |mean| /
     median |d|: two of eight clients need c = 3 at most. A metric of agreement with the aggregate then gives positive

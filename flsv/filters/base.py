@@ -16,15 +16,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Notices:
-    """Counter of the rounds in which each client had each fault.
-
-    Example:
-        >>> notices = Notices({"large": "sent too much"})
-        >>> notices.is_first("large", [3]), notices.is_first("large", [3]), notices.describe("large", [3])
-        (True, False, 'client 3 (2 times)')
-        >>> notices.at_the_end()
-        ['client 3 (2 times) sent too much']
-    """
+    """Counter of the rounds in which each client had each fault."""
 
     def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._words = words
@@ -59,7 +51,7 @@ class Notices:
 
 
 class UpdateFilter(Component):
-    """Base class of filters, which change or drop updates that the server has received, or warn about their clients.
+    """Base class of filters, which change, drop or doubt received updates.
 
     In every round the server passes the received updates through the loop's filters, one after the other, by calling
     :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.
@@ -106,13 +98,13 @@ class UpdateFilter(Component):
 
     @property
     def excludes(self) -> bool:
-        """Whether the filter may drop a client's update, depending on other clients' updates; True unless
+        """Whether the filter may drop a client's update, depending on other clients' updates. True unless
         overridden."""
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether the filter may change updates or numbers of samples; True unless overridden."""
+        """Whether the filter may change updates or numbers of samples. True unless overridden."""
         return True
 
     @cached_property
@@ -126,7 +118,7 @@ class UpdateFilter(Component):
         return []
 
     def hint(self) -> str:
-        """Return a sentence on a possible cause of non-finite models, for warnings; by default an empty text."""
+        """Return a sentence on a possible cause of non-finite models, for warnings. By default an empty text."""
         return ""
 
     def begin(self, federation: FederationInfo) -> None:

@@ -18,19 +18,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute the factor by which each update has to be multiplied so that its length is at most a bound.
-
-    Args:
-        norms: the updates' lengths, ``[k]``, not negative.
-        cap: the bound, as a multiple of the median of the finite lengths above 0.
-
-    Returns:
-        float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm); 1 for a length that is 0 or not finite.
-
-    Example:
-        >>> length_factors(torch.tensor([1.0, 2.0, 8.0, 0.0]), cap=2.0)
-        tensor([1.0000, 1.0000, 0.5000, 1.0000], dtype=torch.float64)
-    """
+    """Compute the factors ``[k]`` in (0, 1] that bound lengths ``[k]`` by ``cap`` times their median."""
+    # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
+    # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
+    # move at will.
     norms = norms.detach().cpu().double()
     known = (norms > 0) & norms.isfinite()
     factors = torch.ones_like(norms)
@@ -40,19 +31,7 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
 
 
 def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
-    """Cap the numbers of samples that clients report.
-
-    Args:
-        num_samples: the reported numbers, integers ``[k]``.
-        cap: the bound, as a multiple of the median of ``num_samples``; the product is rounded up. None: no bound.
-
-    Returns:
-        The capped numbers, ``[k]``, in the dtype of ``num_samples``.
-
-    Example:
-        >>> capped_samples(torch.tensor([10, 20, 90]), cap=1.5)
-        tensor([10, 20, 30])
-    """
+    """Bound numbers of samples ``[k]`` by ``cap`` times their median, rounded up."""
     if cap is None or not len(num_samples):
         return num_samples
     bound = (cap * num_samples.double().quantile(0.5)).ceil()
@@ -60,23 +39,7 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
 
 
 def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
-    """Multiply the updates of models by factors.
-
-    Args:
-        rows: the k trained models, ``[k, P]``; not changed.
-        start: the model from which all of them started, ``[P]``, or ``[k, P]`` with one per model.
-        factors: the factor of each model's update (model minus start), ``[k]``.
-        end: the number of parameters, which come first in a row; the buffers after them are not scaled.
-
-    Returns:
-        The models with scaled updates, ``[k, P]``; ``rows`` itself if all factors are 1. A model whose factor is 1 does
-        not change in any bit.
-
-    Example:
-        >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
-        tensor([[2., 7.],
-                [2., 7.]])
-    """
+    """Multiply the updates of models ``[k, P]`` from their start by factors ``[k]``. Buffers after ``end`` stay."""
     changed = (factors != 1).nonzero().flatten().tolist()
     if not changed:
         return rows
@@ -132,7 +95,7 @@ class SampleCap(UpdateFilter):
     """Filter that caps the numbers of samples that clients report, see :mod:`flsv.filters.caps`.
 
     Args:
-        cap: the greatest number of samples, as a multiple of the cohort's median number; the product is rounded up to
+        cap: the greatest number of samples, as a multiple of the cohort's median number. The product is rounded up to
             an integer.
 
     Raises:

@@ -17,17 +17,17 @@ from flsv.utilities.host_copies import to_host
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of the k clients of a round, as filters get them: before metrics and the aggregator.
+    """Updates of a round's k clients, as filters get them.
 
     Args:
         round_index: the round, from 0.
         updates: the clients' messages, one per client.
         matrix: the clients' models ``[k, P]``.
-        starts: each client's start point ``[P]``; None for a client whose start point the server does not know.
+        starts: each client's start point ``[P]``. None for a client whose start point the server does not know.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
-        num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
-        model: the global model ``[P]`` at the start of the round; None if it is not known.
-        broken: ids of the clients whose model was not finite; these clients are not among the k.
+        num_parameters: number of leading entries of a model that are parameters. The rest are buffers.
+        model: the global model ``[P]`` at the start of the round. None if it is not known.
+        broken: ids of the clients whose model was not finite. These clients are not among the k.
         unmeasured: ids of the clients whose updates the aggregator sees and the metrics do not.
         warnings: sentences that filters have added to the warning of this round.
     """
@@ -50,19 +50,19 @@ class Cohort:
 
     @cached_property
     def common_start(self) -> Tensor | None:
-        """Start point ``[P]`` of all clients; None if they started from different models, or from an unknown one."""
+        """Start point ``[P]`` of all clients. None if they started from different models, or from an unknown one."""
         first = self.starts[0] if self.starts else None
         return first if all(start is first for start in self.starts) else None
 
     @cached_property
     def norms(self) -> Tensor:
-        """Norms of the updates, float64 ``[k]`` on the CPU; if a client's start point is unknown, the distance of its
+        """Norms of the updates, float64 ``[k]`` on the CPU. If a client's start point is unknown, the distance of its
         model from the global model."""
         return self._lengths[0]
 
     @property
     def model_norm(self) -> float:
-        """Norm of the global model's parameters at the start of the round; 0 if the model is unknown."""
+        """Norm of the global model's parameters at the start of the round. 0 if the model is unknown."""
         return self._lengths[1]
 
     @cached_property
@@ -82,7 +82,7 @@ class Cohort:
 
     @cached_property
     def gram(self) -> Tensor | None:
-        """Inner products of the updates ``[k, k]``, on the CPU; None unless the server knows all start points."""
+        """Inner products of the updates ``[k, k]``, on the CPU. None unless the server knows all start points."""
         starts = [start for start in self.starts if start is not None]
         if not self.updates or len(starts) < len(self.updates):
             return None

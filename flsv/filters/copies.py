@@ -16,42 +16,38 @@ from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
 
+# All updates d_i of a round share a component, the direction to a better model. Similarity is therefore that of the
+# directions without the cohort's mean direction, averaged over the rounds t in which both clients took part:
+#
+#     e_i = d_i / |d_i| - mean_j d_j / |d_j|,    s_ij = mean_t e_i . e_j / (|e_i| |e_j|)
+#
+# Clients with unrelated samples have about -1 / (k - 1), two with the same samples about 1. FoolsGold (Fung, Yoon,
+# Beschastnikh, RAID 2020) takes cosines of summed updates. Where a third of the cohort or more shares a component that
+# the others lack, subtracting the mean does not remove it, and similarities within this third rise.
+
 ALIKE = 0.7
 """Mean similarity from which on two clients count as copies. It was chosen on the federations digits_sizes,
 digits_dirichlet and digits_label_noise of the benchmark's tuning set: honest clients stay below 0.62 there, and eight
 of nine copies reach 0.7 within ten rounds, most of them in the first."""
 ROUNDS = 3
-"""The number of rounds in which two clients must be similar to count as copies; also the number of their first common
+"""The number of rounds in which two clients must be similar to count as copies. Also the number of their first common
 rounds to which the rule of :func:`isolated_groups` is applied."""
 SPEAKING = 0.4
-"""Similarity from which on two clients count as similar in a round; chosen on the same federations as ``ALIKE``.
+"""Similarity from which on two clients count as similar in a round. Chosen on the same federations as ``ALIKE``.
 ``docs/results/cheating.md`` has how often honest, copying and framed clients are named on other federations."""
 GAP = 0.45
 """The default gap, chosen on the benchmark's tuning set. Honest clients are isolated by at most 0.41 there, in 16 runs
 without and 96 runs with a copy. Of the 90 copies that are treated like the original, 83 are isolated by 0.45 or more
 within three rounds, 69 of them in the first."""
 LEAST = 6
-"""The smallest cohort in which groups are looked for; smaller ones have too few other pairs to compare with."""
+"""The smallest cohort in which groups are looked for. Smaller ones have too few other pairs to compare with."""
 ECHO = 0.9
 """The value of :func:`last_step_similarity`, as a mean over rounds, from which on a client counts as a free rider. It
 was chosen on the benchmark's tuning set, where honest clients' means are below 0.6 and free riders' means are 1."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute the scalar products e_i . e_j, with e_i the direction of update i minus the cohort's mean direction.
-
-    Args:
-        gram: the scalar products of the k updates with each other, ``[k, k]``.
-
-    Returns:
-        float64 ``[k, k]``. An update that is zero or not finite has the products 0, and does not enter the mean.
-
-    Example:
-        >>> updates = torch.tensor([[1.0, 0.0], [-2.0, 0.0]])
-        >>> products_without_mean(updates @ updates.T)
-        tensor([[ 1., -1.],
-                [-1.,  1.]], dtype=torch.float64)
-    """
+    """Compute products e_i . e_j ``[k, k]`` from those of the updates. 0 for zero or infinite updates."""
     gram = gram.double()
     norms = gram.diagonal().clamp_min(0).sqrt()
     here = (norms > 0) & norms.isfinite()
@@ -62,21 +58,7 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the clients' similarities in one round: cosines of their e_i, see :func:`products_without_mean`.
-
-    Args:
-        gram: the scalar products of the k updates with each other, ``[k, k]``.
-
-    Returns:
-        float64 ``[k, k]`` in [-1, 1]; 0 for updates that are zero or have the mean direction.
-
-    Example:
-        >>> updates = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
-        >>> similarities(updates @ updates.T).round(decimals=4)
-        tensor([[ 1.,  1., -1.],
-                [ 1.,  1., -1.],
-                [-1., -1.,  1.]], dtype=torch.float64)
-    """
+    """Compute the clients' similarities ``[k, k]`` in one round, cosines of their e_i."""
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
     known = torch.outer(lengths, lengths) > 1e-12
@@ -84,25 +66,8 @@ def similarities(gram: Tensor) -> Tensor:
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Find groups of clients in which each client is similar to all other members, and to no client outside.
-
-    A client that is similar to two clients that differ, such as one that sends the sum of their updates, is therefore
-    in no group with them.
-
-    Args:
-        similar: the similarities of k clients, ``[k, k]``, see :func:`similarities`, or their mean over rounds.
-        threshold: the similarity from which on two clients count as similar.
-
-    Returns:
-        bool ``[k, k]``, symmetric, True for two clients of the same group.
-
-    Example:
-        >>> near = torch.eye(5)
-        >>> near[0, 1] = near[1, 0] = 0.9
-        >>> near[2, 3] = near[3, 2] = near[3, 4] = near[4, 3] = 0.8  # 3 is similar to 2 and to 4, which differ
-        >>> groups_of(same_group_pairs(near))
-        [[0, 1]]
-    """
+    """Find pairs ``[k, k]`` in groups whose members are all similar to each other, and to no other client."""
+    # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
     pairs = (similar >= threshold).fill_diagonal_(False)
     found = torch.zeros_like(pairs)
     for group in groups_of(pairs):
@@ -113,53 +78,19 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the connected components of a graph of clients that have two or more members.
-
-    Args:
-        pairs: bool ``[n, n]``, symmetric, True for two connected clients.
-
-    Returns:
-        The members of each component, ascending; the components are ordered by their first member.
-
-    Example:
-        >>> pairs = torch.zeros(4, 4, dtype=torch.bool)
-        >>> pairs[0, 2] = pairs[2, 0] = pairs[2, 3] = pairs[3, 2] = True
-        >>> groups_of(pairs)
-        [[0, 2, 3]]
-    """
+    """Find the connected components of two or more clients of a graph ``[n, n]``, ordered by first member."""
     count, group = connected_components(pairs.cpu().numpy(), directed=False)
     found = [(group == each).nonzero()[0].tolist() for each in range(count)]
     return sorted(rows for rows in found if len(rows) > 1)
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Find groups G of at most half of the clients that are isolated from all other clients by a gap.
-
-    This rule, the package's own, supplements the fixed threshold of :data:`ALIKE`. If clients' data hardly differ, most
-    of what is left of the updates' directions without their mean is noise, and even copies are less similar than the
-    threshold. So a group's similarities are compared with those to the other clients. Only the first three rounds in
-    which both clients of a pair took part count: later, updates of nearly trained models differ by noise only, and
-    clients with the same wrong labels become similar because of these labels. The rule needs a cohort of six or more,
-    and a model with many more directions than there are clients. With few classes or parameters honest clients can be
-    isolated by chance (by 0.6 among eight clients, with three classes and 80 parameters).
-
-        min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2
-
-    Args:
-        similar: the similarities s of k clients, ``[k, k]``, see :func:`similarities`. Among
-            fewer than six clients no group is isolated.
-        gap: the least difference between the smallest similarity within G and the largest similarity of a member of G
-            to a client outside.
-
-    Returns:
-        bool ``[k, k]``, symmetric, True for two clients of the same isolated group.
-
-    Example:
-        >>> similar = torch.full((6, 6), -0.2).fill_diagonal_(1)
-        >>> similar[0, 3] = similar[3, 0] = 0.4
-        >>> groups_of(isolated_groups(similar))
-        [[0, 3]]
-    """
+    """Find pairs ``[k, k]`` in groups of at most half of the clients that a gap isolates from all others."""
+    # min s_ij within G - max s_il to clients outside >= gap, for 2 <= |G| <= k / 2. It supplements ALIKE: where data
+    # hardly differ, what is left of directions is noise, and even copies are less similar than the threshold. Only a
+    # pair's first three rounds count: later, updates differ by noise only, and wrong labels in common make clients
+    # similar. With few classes or parameters honest clients can be isolated by chance (by 0.6 among eight clients,
+    # with three classes and 80 parameters).
     k = len(similar)
     found = torch.zeros(k, k, dtype=torch.bool)
     if k < LEAST:
@@ -180,34 +111,11 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
-    """Compute how similar each update of a round is to the server's last step, which free riders send back.
-
-    The cosine of such an update with the server's last step is 1. An honest client can have a cosine near 1, too: if
-    its weight is much larger than all others', the server's step is nearly its own last update. As with copies, the
-    mean direction of all updates is therefore subtracted before directions are compared.
-
-    The similarity of the update d_i of client i to the step g is
-
-        r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean direction of g and all updates.
-
-    r_i is computed twice, with equal weights of the updates in c, and with the weight n_j |d_j| for client j of n_j
-    samples. The smaller r_i is returned. If clients keep their directions from round to round, c is close to the
-    direction of g with the first weights if the server aggregates uniformly, with the second if by samples.
-
-    Args:
-        gram: the scalar products of the k updates with each other, ``[k, k]``.
-        products: the updates' scalar products with the step, ``[k]``.
-        square: the step's squared length.
-        num_samples: the clients' numbers of samples, ``[k]``.
-
-    Returns:
-        The similarities, float64 ``[k]``, in [-1, 1]; 0 if an update or the step has the mean direction.
-
-    Example:
-        >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])
-        >>> last_step_similarity(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
-        tensor([-0.6500,  1.0000, -0.6500], dtype=torch.float64)
-    """
+    """Compute how similar each update is to the server's last step, float64 ``[k]``, which free riders send back."""
+    # An honest client's cosine can be near 1, too, if its weight rules the step. So the mean direction c of step and
+    # updates is subtracted: r_i = cos(d_i / |d_i| - c, g / |g| - c). It is computed with equal weights in c, and with
+    # n_j |d_j|, and the smaller r_i counts: c is near g's direction by the first if the server aggregates uniformly,
+    # by the second if by samples.
     k = len(gram)
     all_products = torch.zeros(k + 1, k + 1, dtype=torch.float64)
     all_products[:k, :k], all_products[:k, k], all_products[k, :k] = gram, products, products
@@ -232,13 +140,13 @@ COPY, ECHOING = "copy", "echo"
 
 
 class CopyFilter(UpdateFilter):
-    """Filter that finds copies: clients whose updates are, over at least three rounds, more similar to each other than
-    the common direction of all updates explains.
+    """Filter that finds copies of updates. Such clients' updates are, over at least three rounds, more similar to each
+    other than the common direction of all updates explains.
 
     It also finds clients that in at least three rounds send back the server's last step, that is, the change of the
     global model in the previous round.
 
-    Their updates are not changed: aggregators and metrics see them. ``loop.copies`` and the report name the clients; a
+    Their updates are not changed: aggregators and metrics see them. ``loop.copies`` and the report name the clients. A
     report that divides a budget names them beside the amounts. The rules are those of :mod:`flsv.filters.copies`.
     The server stores 32 bytes for every pair of clients, and the last round's model.
 

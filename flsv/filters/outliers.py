@@ -20,7 +20,7 @@ NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: thi
 
 
 class OutlierFilter(UpdateFilter):
-    """Filter that warns of clients with non-finite models or far too large updates, and may exclude them.
+    """Filter that warns of non-finite or far too large updates. It may exclude them.
 
     An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
     steps, but the number of steps is only the client's report. By default a too large update is aggregated, but hidden

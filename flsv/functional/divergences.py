@@ -17,7 +17,7 @@ def label_divergence(class_counts: Tensor) -> Tensor:
     """Compute the Kullback-Leibler divergence of label distributions from the uniform one (eq. 5).
 
     Args:
-        class_counts: the numbers of samples of M classes, ``[M]`` for one client or ``[n, M]`` for n clients; each
+        class_counts: the numbers of samples of M classes, ``[M]`` for one client or ``[n, M]`` for n clients. Each
             client has at least one sample.
 
     Returns:
@@ -62,7 +62,7 @@ def divergence_weights(
         divergence: the clients' divergences F, ``[k]``, see :func:`label_divergence`.
         a: the factor of the divergences: the larger, the less weight a client with unusual labels has.
         b: the number added to every weight: the larger, the more equal the weights are.
-        normalize_divergence: whether to divide the divergences by their sum first; if all are 0 they stay 0.
+        normalize_divergence: whether to divide the divergences by their sum first. If all are 0 they stay 0.
 
     Returns:
         The weights, float64 ``[k]``, not negative, which sum to 1. If the formula gives no client a positive weight,

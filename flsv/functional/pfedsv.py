@@ -20,18 +20,18 @@ SelfWeight = Policy | NonNegative
 
 @checked
 def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
-    r"""Compute the weights with which a client mixes its own model and the models it has downloaded (eqs. 6 and 7).
+    r"""Compute a client's weights of its own and downloaded models (eqs. 6 and 7).
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
     with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a
-    value above 0, the own model has all weight. For a model at distance 0, w_j would be infinite; models at distance 0
+    value above 0, the own model has all weight. For a model at distance 0, w_j would be infinite. Models at distance 0
     with a value above 0 therefore get all weight, in proportion to their values. Such models equal the client's own
     model, so the mixture does, too.
 
     Args:
         values: the Shapley values of s models, the client's own among them, ``[s]``.
-        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative; the entry of the
+        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative. The entry of the
             own model is not read.
         own: the index of the client's own model.
         self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
@@ -97,13 +97,13 @@ def top_k_download(
     negative score are never chosen again.
 
     Args:
-        relevance: the scores of all n clients, ``[n]``; NaN for unvisited clients.
+        relevance: the scores of all n clients, ``[n]``. NaN for unvisited clients.
         available: bool ``[n]``, True if the server has the client's model.
-        own: the index of the client that downloads; it never downloads its own model.
+        own: the index of the client that downloads. It never downloads its own model.
         k: how many models to download while there is an unvisited client, at least 1.
         explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and each is visited
             within the paper's bound of ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds, with m relevant clients.
-        generator: the random generator that breaks ties; None: torch's default.
+        generator: the random generator that breaks ties. None: torch's default.
 
     Returns:
         The indices of the chosen clients, int64 ``[0]`` to ``[n - 1]``, on the CPU.
@@ -140,7 +140,7 @@ def top_k_download(
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:
-    """Compute the overlap of label distributions for all pairs of clients: sum_c min(p_ic, p_jc) for clients i and j.
+    """Compute the overlap sum_c min(p_ic, p_jc) of clients' label distributions.
 
     p_ic is the share of class c in client i's samples. The overlap is above 0 for two clients with a class in common,
     which is the paper's definition of relevance. Where nearly every client has a few samples of every class (Dirichlet
@@ -150,7 +150,7 @@ def label_overlap(class_counts: Tensor) -> Tensor:
         class_counts: the numbers of samples of each client and class, ``[n, M]``.
 
     Returns:
-        ``[n, n]`` in [0, 1], symmetric; 0 for a client without samples.
+        ``[n, n]`` in [0, 1], symmetric. 0 for a client without samples.
 
     Raises:
         ValueError: ``class_counts`` is not a matrix, or a count is negative.
@@ -170,16 +170,17 @@ def label_overlap(class_counts: Tensor) -> Tensor:
 
 
 def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
-    """Compute the AUROC of scores: the probability that a relevant pair scores higher than an irrelevant one.
+    """Compute the AUROC of scores of pairs of clients. It is the probability that a relevant pair scores higher than an
+    irrelevant one.
 
     Ties count half. A pair is an ordered pair of two different clients.
 
     Args:
-        relevance: ``[n, n]``, the pairs' scores; NaN for pairs without a score, which are left out.
+        relevance: ``[n, n]``, the pairs' scores. NaN for pairs without a score, which are left out.
         truth: ``[n, n]``, above 0 (or True) for relevant pairs.
 
     Returns:
-        A scalar in [0, 1], float64; NaN unless there are relevant and irrelevant pairs with scores.
+        A scalar in [0, 1], float64. NaN unless there are relevant and irrelevant pairs with scores.
 
     Raises:
         ValueError: ``relevance`` and ``truth`` are not square matrices of one size.

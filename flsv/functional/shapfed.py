@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
-    """Compute the cosine between each participant's head row of a class and the aggregate's row of this class (eq. 5).
+    """Compute cosines between participants' and the aggregate's head rows (eq. 5).
 
     Args:
-        client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes; either the
+        client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes. Either the
             heads' updates or their weights, with or without the bias.
         server_head: the aggregate's head in the same form, ``[M, D]``.
 
     Returns:
-        The cosines, ``[k, M]``, in [-1, 1]; 0 if either row is zero.
+        The cosines, ``[k, M]``, in [-1, 1]. 0 if either row is zero.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -47,7 +47,7 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         cssv: the cosines of k participants for M classes, ``[k, M]``, in [-1, 1].
 
     Returns:
-        The contributions ``[k]`` in [0, 1], means over the classes of (1 + cosine)/2; and the shares ``[k]``, which sum
+        The contributions ``[k]`` in [0, 1], means over the classes of (1 + cosine)/2, and the shares ``[k]``, which sum
         to 1 and are equal if every contribution is 0.
 
     Example:
@@ -76,7 +76,7 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
         final: ``[n]``, the accuracy of each client's model after the federation.
 
     Returns:
-        A scalar in [-1, 1]; 1 is fair. NaN where the correlation is not defined: fewer than two clients, equal
+        A scalar in [-1, 1]. 1 is fair. NaN where the correlation is not defined: fewer than two clients, equal
         standalone accuracies, or equal final accuracies (FedAvg without local training gives all clients one model).
 
     Raises:

@@ -4,7 +4,7 @@ By the question that they answer:
 
 - Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut; mixed
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut. Mixed
   with agreement, BlendedContribution.
 - How much does each client add to coalitions of others, by training each alone? ShadowShapley.
 - Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.

@@ -17,9 +17,7 @@ from flsv.metrics.base import ContributionMetric
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers, or with ``bytes`` the bytes, that each of the r clients in ``round.reached`` sent
-    (``way="up"``) or received (``"down"``), ``[r]``.
-    """
+    """Count the numbers or bytes that each of the r reached clients sent or received, ``[r]``."""
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
     return count(round.reached.tolist(), way).to(round.reached.device)
@@ -35,8 +33,8 @@ class CommunicationCost(ContributionMetric):
     the k clients have sent and received (entries of a model's vector, with BatchNorm's statistics, and of everything
     else that is transmitted), and, if they are known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes
     per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
-    the model; the rest is assumed to be at the clients before the first round. ``compute`` returns float64
-    ``[num_clients, 2]``, the numbers sent and received; NaN for clients that never took part. ``diagnostics`` returns
+    the model. The rest is assumed to be at the clients before the first round. ``compute`` returns float64
+    ``[num_clients, 2]``, the numbers sent and received. NaN for clients that never took part. ``diagnostics`` returns
     the totals over all clients in parameters and bytes, of all rounds and of the last round.
 
     When not to use it:
@@ -102,8 +100,8 @@ class CommunicationCost(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             uploaded: ``[k]``, how many numbers each client sent to the server.
             downloaded: ``[k]``, how many numbers each client received from the server.
-            uploaded_bytes: ``[k]``, the bytes of ``uploaded``; None: 4 bytes per number.
-            downloaded_bytes: ``[k]``, the bytes of ``downloaded``; None: 4 bytes per number.
+            uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
+            downloaded_bytes: ``[k]``, the bytes of ``downloaded``. None: 4 bytes per number.
         """
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
@@ -119,9 +117,7 @@ class CommunicationCost(ContributionMetric):
 
     @staticmethod
     def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
-        """Check the shapes of the counts ``up`` and ``down`` and stack them to ``[k, 2]``; ``name`` is the argument's
-        name in an error.
-        """
+        """Check and stack two counts to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
@@ -159,7 +155,6 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Merge the states ``last`` or ``last_bytes`` of W parts of a run, ``[W, 2]``: the totals sent and received in each
-    part's last round. Return the row of the last part that has rounds; a part without rounds has the row -1, -1."""
+    """Return the totals of the last part that has rounds. A part without has -1."""
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

@@ -17,27 +17,18 @@ from flsv.utilities.declared import Momentum, Positive
 
 
 def parameters_of(round: Round) -> ClientMatrix:
-    """Return the round's updates ``[k, P]`` of the P parameters, without the columns of buffers."""
+    """Return the round's updates ``[k, P]`` without buffers."""
     return round.matrix.until(round.space.num_parameters)
 
 
 def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Compute the cosines ``[k]`` of k updates with a weighted sum of these updates, each scaled to length 1.
-
-    Args:
-        matrix: the updates ``[k, P]``.
-        norms: ``[k]``, the updates' lengths.
-        weights: ``[k]``, the updates' weights in the sum, on the device and in the dtype of ``norms``.
-        epsilon: number that is added to an update's length when the update is scaled for the sum, but not in the
-            denominators of the cosines.
-    """
+    """Compute the cosines ``[k]`` of updates with their weighted sum, each scaled to length 1."""
     total = matrix.combine(weights / (norms + epsilon))
     return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations: how well the direction of each client's updates agrees with the direction of all clients'
-    updates.
+    r"""CGSV's reputations. They tell how well the direction of a client's updates agrees with that of all.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
@@ -55,7 +46,7 @@ class CosineGradientShapley(ContributionMetric):
     part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
 
     The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
-    that absent clients keep their reputations; a client that joins late starts from the mean of the known reputations.
+    that absent clients keep their reputations. A client that joins late starts from the mean of the known reputations.
 
     A reputation depends on the order of all rounds. Merging parts of a run, or a sync between processes, therefore
     raises an error, and ``forward`` calls ``update`` twice.
@@ -76,7 +67,7 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1), ``floor`` is not above 0, or ``init`` is unknown.
-        ValueError: shapes do not fit, or client ids are unknown or repeated; metrics are merged.
+        ValueError: shapes do not fit, or client ids are unknown or repeated, metrics are merged.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -127,11 +118,11 @@ class CosineGradientShapley(ContributionMetric):
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
             num_samples: ``[k]``, the clients' numbers of samples, whose shares stand for the reputations in the first
-                round; None: equal shares.
-            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation; None: the reputations are the
+                round. None: equal shares.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: the reputations are the
                 weights.
         """
         matrix = self._matrix(client_ids, client_updates)
@@ -154,7 +145,7 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, which sum to 1; NaN for clients that never took part."""
+        """Compute the reputations ``[num_clients]``, which sum to 1. NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -27,36 +27,36 @@ class WassersteinContribution(ContributionMetric):
 
     with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, if there
     is none, the barycenter of the round's clients. Server and clients compute it together, and send only interpolated
-    points and distances; no coalition is evaluated, and the cost is linear in the number of clients.
+    points and distances. No coalition is evaluated, and the cost is linear in the number of clients.
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
     ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part or have no
+    ``[num_clients]``, shares that sum to 1 over the clients seen. NaN for clients that never took part or have no
     samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
     round keeps its last distance. Features of the model change their scale from round to round, so compare only
     distances of the same round.
 
     When not to use it:
-        To value the effect of data on training: it compares samples, not models. With images and no good features;
-        where clients may send made-up summaries, which nothing checks.
+        To value the effect of data on training: it compares samples, not models. With images and no good features.
+        Where clients may send made-up summaries, which nothing checks.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
-        support: the number of points that clients and server exchange; None: 100, or as many as the client with the
+        support: the number of points that clients and server exchange. None: 100, or as many as the client with the
             fewest samples can send without revealing them, see :class:`flsv.valuation.FedBary`.
         iterations: the number of exchanges between the server and each client.
-        label_weight: the weight of the label term in the distance; 0: no label term.
+        label_weight: the weight of the label term in the distance. 0: no label term.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"`` or ``"full"``.
-        every: compute distances every ``every`` rounds; 0: once for every client, which is enough for features that
+        every: compute distances every ``every`` rounds. 0: once for every client, which is enough for features that
             need no model.
         allow_reconstruction: whether to allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an argument is out of range, or clients have too few samples for the support; at an update:
-            clients have different features.
+        ConfigurationError: an argument is out of range, or clients have too few samples for the support, or at an
+            update: clients have different features.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
@@ -136,10 +136,10 @@ class WassersteinContribution(ContributionMetric):
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             clients: these clients, in the same order.
-            server_data: the server's data; None: the target is the clients' barycenter.
+            server_data: the server's data. None: the target is the clients' barycenter.
             global_vector: ``[P]``, the global model, for features that need it.
             round_index: the round's index, from 0.
-            generator: the random generator of the start points; None: torch's default.
+            generator: the random generator of the start points. None: torch's default.
         """
         self._check_asked(client_ids, clients)
         if self.every:
@@ -193,7 +193,7 @@ class CalibratedOTGradient(WassersteinContribution):
     Args:
         rule: the rule by which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the
             paper's rule, which flags about half of a clean client's samples.
-        pictures: the number of images in each client's picture of harmful samples; 0: no picture.
+        pictures: the number of images in each client's picture of harmful samples. 0: no picture.
 
     Example:
         >>> from flsv.valuation import clients_of, sample_values, server_of
@@ -240,7 +240,7 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute 1 minus each client's share of flagged samples, ``[num_clients]``; NaN for clients that never took
+        """Compute 1 minus each client's share of flagged samples, ``[num_clients]``. NaN for clients that never took
         part."""
         return 1 - self.flagged
 

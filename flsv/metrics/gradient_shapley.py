@@ -26,18 +26,19 @@ def _products(metric: Any) -> dict[str, Any]:
 
 
 class GradientShapley(ContributionMetric):
-    r"""Exact Shapley values of the first- or second-order Taylor expansion of U(S) = -L(x + mean of the updates of S).
+    r"""Exact Shapley values of the Taylor expansion of the validation loss. It is of first or second order, of U(S) =
+    -L(x + mean of the updates of S).
 
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
 
     Here L is the validation loss, x the global model, g and H the gradient and Hessian of L at x, d_i client i's update
     and :math:`\bar d_S` the mean update of coalition S. A round of k clients costs one gradient and k dot products, and
-    k Hessian-vector products for the second order. The expansion is accurate if updates are small; see
+    k Hessian-vector products for the second order. The expansion is accurate if updates are small. See
     :func:`flsv.functional.gradient_shapley`.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
-    (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
+    (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss. A
     client that does not take part in a round keeps its value, a client that never took part is NaN.
 
     When not to use it:
@@ -47,15 +48,15 @@ class GradientShapley(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         order: the order of the expansion, 1 or 2.
-        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds; 0 gives the last
+        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds. 0 gives the last
             round's value.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1 only. None: the classifier's cross-entropy.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``;
-            before the first round: the module does not log the loss, or logs it without its autograd graph.
+        ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``,
+            or before the first round: the module does not log the loss, or logs it without its autograd graph.
 
     Example:
         >>> metric = GradientShapley(num_clients=3)
@@ -102,7 +103,7 @@ class GradientShapley(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
-            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian H; None: only the first order
+            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian H. None: only the first order
                 is used.
         """
         values = gradient_shapley(gradient_products, hessian_products)
@@ -110,15 +111,16 @@ class GradientShapley(ContributionMetric):
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats; NaN for clients that
+        """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats. NaN for clients that
         never took part."""
         return momentum_value(self.history, self.momentum).squeeze(-1)
 
 
 class InRunShapley(ContributionMetric):
-    r"""In-run Shapley values: how far each client, and each class of its samples, has lowered the validation loss.
+    r"""How far each client has lowered the validation loss, by class (Wang, Mittal, Song and Jia, "Data Shapley in One
+    Training Run", ICLR 2025).
 
-    The players are the training samples of all clients; a client's value is the sum of its samples' values. In a round
+    The players are the training samples of all clients. A client's value is the sum of its samples' values. In a round
     that moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the
     server's validation loss (mean cross-entropy) at x,
 
@@ -136,18 +138,18 @@ class InRunShapley(ContributionMetric):
     far the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
     round's step D, which is not known during local training.
 
-    Values are summed over rounds, as the paper sums them over steps; a client gets 0 in a round in which it is absent.
+    Values are summed over rounds, as the paper sums them over steps. A client gets 0 in a round in which it is absent.
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
     accurate if updates are small.
 
     Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
-    wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples separate
+    wrong has -0.07, the others 0.19 to 0.25. Where 30 % of all labels are wrong, the values of single samples separate
     wrong from right labels with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``), which is weak.
 
     As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),
     ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
     and ``server_lr``, the server's learning rate. ``compute`` returns ``[num_clients, M + 1]``, or
-    ``[num_clients, M + 2]`` for the second order, in nats, positive if the loss falls; a client that never took part is
+    ``[num_clients, M + 2]`` for the second order, in nats, positive if the loss falls. A client that never took part is
     NaN. ``per_client`` sums a row.
 
     When not to use it:
@@ -157,14 +159,14 @@ class InRunShapley(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
-        order: 1 or 2; 2 costs k Hessian-vector products on the validation set in a round of k clients.
+        order: 1 or 2. Order 2 costs k Hessian-vector products on the validation set in a round of k clients.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1 only; samples without classes count as one class.
+            ``validation_step``, such as ``"val_loss"``, with order 1 only. Samples without classes count as one class.
             None: the classifier's cross-entropy.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the order is not 1 or 2, or order 2 is used with a ``loss``; in a loop: clients do not
+        ConfigurationError: the order is not 1 or 2, or order 2 is used with a ``loss``, or in a loop: clients do not
             report, since ``client_algorithm=InRunValues()`` is missing, or the module does not log the loss with its
             autograd graph.
 
@@ -235,7 +237,7 @@ class InRunShapley(ContributionMetric):
             in_run_values: ``[k, M]``, the reported in-run values of each client's samples, summed by class.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient with the updates d_i.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
-            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian; None for ``order=1``.
+            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian. None for ``order=1``.
             server_lr: the server's learning rate.
         """
         if in_run_values.shape != (len(client_ids), self.num_classes):
@@ -256,7 +258,7 @@ class InRunShapley(ContributionMetric):
 
     def compute(self) -> Tensor:
         """Compute the sums over rounds ``[num_clients, M + order]``: the classes' columns, ``"rest"`` and, for
-        ``order=2``, ``"curvature"``; NaN for clients that never took part."""
+        ``order=2``, ``"curvature"``. NaN for clients that never took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

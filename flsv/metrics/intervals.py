@@ -12,48 +12,33 @@ from torchmetrics import Metric
 from flsv.functional.confidence import half_width, t_quantile
 from flsv.functional.moving_average import momentum_squares
 
+# A metric's value is a weighted sum of single rounds' values. The block bootstrap (Künsch 1989) resamples blocks of
+# rounds; in the limit of many draws its variance of the mean is the mean square of the blocks' deviations, computed
+# here from sums over blocks in constant memory. Block j has floor(sqrt(j)) rounds: the last of T is then about T^(1/3)
+# long, which has the least error (Hall, Horowitz and Jing 1995). Only a client's own rounds count. A client's row is
+#
+#     count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
+#
+# count of rounds, values of the first and the last; total of the values; squares, cross and lengths: sums of S^2, S L
+# and L^2 over the closed blocks, with S a block's sum and L its rounds; the same of the open block; factors: squared
+# factors of the rounds in the metric's value; steps: squared differences of successive rounds. All sums are of values
+# minus the first, against cancellation.
 WIDTH = 12
 
 
 def spread_add(
     rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
 ) -> Tensor:
-    """Add one more round to the clients' rows of running sums.
-
-    Args:
-        rows: one row of running sums per client, ``[n, 12]``, zeros before the first round.
-        client_ids: the indices of the k clients in the round, ``[k]``.
-        values: these clients' values of this round alone, ``[k]``.
-        factor: the weight of this round's values in the metric's value, such as 1 in a sum.
-        keep: the number by which the weights of earlier rounds are multiplied, such as 1 in a sum.
-
-    Returns:
-        The new rows, ``[n, 12]``.
-
-    Example:
-        >>> rows = torch.zeros(2, WIDTH)
-        >>> for value in (1.0, 3.0, 2.0):
-        ...     rows = spread_add(rows, torch.tensor([1]), torch.tensor([value]))
-        >>> spread_variance(rows)[0]  # the values 1, 3 and 2, in blocks of one round
-        tensor([nan, 1.])
-    """
+    """Add a round's values ``[k]`` to the clients' rows ``[n, 12]`` of running sums."""
     rows = rows.clone()
     rows[client_ids] = _added(rows[client_ids], values.to(rows), factor, keep)
     return rows
 
 
 def spread_merge(stretches: Tensor) -> Tensor:
-    """Merge the clients' rows of running sums from successive periods of rounds.
-
-    A client's rounds are divided into blocks, the last of which is open, that is incomplete. A period of one round is
-    added to the open block of the earlier periods; before a longer period, which has its own blocks, that block ends.
-
-    Args:
-        stretches: the rows of W periods, ``[W, n, 12]``, earliest first.
-
-    Returns:
-        The merged rows, ``[n, 12]``.
-    """
+    """Merge rows ``[W, n, 12]`` of successive periods, earliest first."""
+    # A period of one round is added to the earlier periods' open block; before a longer one, which has its own, that
+    # block ends.
     merged = stretches[0]
     for later in stretches[1:]:
         joined = torch.where(later[:, :1] == 1, _added(merged, later[:, 1], later[:, 9] ** 0.5), _merged(merged, later))
@@ -63,16 +48,7 @@ def spread_merge(stretches: Tensor) -> Tensor:
 
 
 def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the long-run variance of each client's single-round values.
-
-    It is T times the variance of the mean of T rounds' values.
-
-    Args:
-        rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
-
-    Returns:
-        The variances ``[n]``, NaN with fewer than two blocks of rounds, and the numbers of blocks ``[n]``.
-    """
+    """Compute the long-run variances ``[n]`` of single rounds' values, T times that of their mean, and block counts."""
     count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
     mean = total / count.clamp_min(1)
     deviations = (squares - 2 * mean * cross + mean.square() * lengths).clamp_min(0)
@@ -81,28 +57,11 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the variance of each client's single-round values about their trend, from successive differences.
-
-    It is for metrics that *sum* the rounds' values. These values fall or rise in the course of training, most of all in
-    the first rounds. Such a trend is not an error of the sum, but deviations from the mean would count it as one. The
-    variance is therefore half the mean square of the differences between successive rounds, which a slow trend hardly
-    changes (von Neumann, Kent, Bellinson and Hart, "The mean square successive difference", Annals of Mathematical
-    Statistics 12, 1941). It assumes that the values of successive rounds vary independently about the trend.
-
-    Args:
-        rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
-
-    Returns:
-        The variances ``[n]``, NaN with fewer than two rounds, and their degrees of freedom ``[n]``: 2 m^2 / (3 m - 1)
-        for m differences, each of which shares a round with the next.
-
-    Example:
-        >>> rows = torch.zeros(1, WIDTH)
-        >>> for value in (1.0, 3.0, 2.0):
-        ...     rows = spread_add(rows, torch.tensor([0]), torch.tensor([value]))
-        >>> step_variance(rows)  # (2^2 + 1^2) / 2 / 2
-        (tensor([1.2500]), tensor([1.6000]))
-    """
+    """Compute the variances ``[n]`` of single rounds' values about their trend, and degrees of freedom."""
+    # For metrics that sum rounds: values fall in the course of training, and deviations from the mean would count
+    # this trend as error. Half the mean square of successive differences hardly does (von Neumann et al., Annals of
+    # Mathematical Statistics 12, 1941). The freedom is 2 m^2 / (3 m - 1) for m differences, each of which shares a
+    # round with the next.
     count, steps = rows[:, 0], rows[:, 11]
     differences = (count - 1).masked_fill(count < 2, float("nan"))
     return steps / differences / 2, 2 * differences.square() / (3 * differences - 1)
@@ -188,7 +147,7 @@ class WithIntervals(Metric):
 
     over_rounds: OverRounds = None
     """How a client's value is computed from the values of its rounds: ``"sum"`` (weighted), ``"momentum"`` (moving
-    average) or ``"mean"``. None: in another way; then there are no intervals.
+    average) or ``"mean"``. None: in another way. Then there are no intervals.
 
     A metric whose value is a sum of p such terms has p n rows in ``round_spread`` for n clients, term after term. Half
     the width of an interval is then the sum of the terms' half widths, which is too wide unless the terms are perfectly
@@ -214,10 +173,10 @@ class WithIntervals(Metric):
 
         Args:
             level: the confidence level, in (0, 1).
-            value: the clients' values ``[num_clients]`` over all rounds; by default the current values.
+            value: the clients' values ``[num_clients]`` over all rounds. By default the current values.
 
         Returns:
-            The low and the high ends, clipped to the metric's bounds; NaN for a client with fewer than two rounds and
+            The low and the high ends, clipped to the metric's bounds. NaN for a client with fewer than two rounds and
             no standard error. None for a metric without intervals.
 
         Example:
@@ -245,7 +204,7 @@ class WithIntervals(Metric):
         return self._bounded(value - half), self._bounded(value + half)
 
     def _variance(self) -> tuple[Tensor, Tensor]:
-        """Estimate the variance of a client's single-round values, one for each row of ``round_spread``; return the
+        """Estimate the variance of a client's single-round values, one for each row of ``round_spread``. Return the
         estimates and their degrees of freedom.
         """
         if self.over_rounds == "sum":
@@ -255,7 +214,7 @@ class WithIntervals(Metric):
 
     def error_freedom(self) -> Tensor | float:
         """Return the degrees of freedom of the standard errors ``stderr`` in ``diagnostics``, ``[num_clients]`` or one
-        number for all; by default inf.
+        number for all. By default inf.
         """
         return math.inf
 
@@ -277,7 +236,7 @@ class WithIntervals(Metric):
     def note_round(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """Record the clients' values of a single round for the intervals; call it once in every ``update``.
+        """Record the clients' values of a single round for the intervals. Call it once in every ``update``.
 
         If ``over_rounds`` is None, nothing is recorded.
 
@@ -285,7 +244,7 @@ class WithIntervals(Metric):
             client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values from this round only, one number over all classes.
             factor: for ``over_rounds="sum"``, the round's weight in the sum, ``[k]`` or one number for all clients.
-            keep: the number by which the weights of all earlier rounds are multiplied; 1 leaves them as they are.
+            keep: the number by which the weights of all earlier rounds are multiplied. 1 leaves them as they are.
         """
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)

@@ -54,16 +54,7 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Return what the server must have or receive for a metric, as keys of :data:`NEEDS`.
-
-    Args:
-        metric: a metric of flsv, a metric of your own, or any torchmetrics metric.
-
-    Example:
-        >>> from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-        >>> needs_of(ClassSpecificShapley()), needs_of(CumulativeShapley()), needs_of(CommunicationCost())
-        (('updates', 'head', 'classes'), ('validation', 'updates'), ())
-    """
+    """Return what the server must have or receive for a metric, as keys of :data:`NEEDS`."""
     names = inspect.signature(type(metric).update).parameters
     needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
@@ -79,13 +70,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe the needs of a metric, see :func:`needs_of`, in words.
-
-    Example:
-        >>> from flsv.metrics import CosineGradientShapley
-        >>> needs_in_words(CosineGradientShapley())
-        "the server sees every client's own update."
-    """
+    """Describe the needs of a metric in words."""
     needs = [NEEDS[need] for need in needs_of(metric)]
     return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 
@@ -112,12 +97,7 @@ class Guide:
 
 
 def what_it_is(metric: object) -> str:
-    """Return the first paragraph of the metric's docstring, on one line.
-
-    Example:
-        >>> what_it_is(Guide("", "", "", ""))
-        "Guide to a metric's values, in short sentences."
-    """
+    """Return the first paragraph of the metric's docstring, on one line."""
     paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
     return " ".join(paragraph.split())
 
@@ -135,8 +115,8 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
 
 
 def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless each tensor in ``arguments`` that is to have one row per client has k = len(client_ids)
-    rows. Without this check a single row would be broadcast to all clients."""
+    """Raise ValueError unless each tensor of one row per client has k = len(client_ids) rows."""
+    # Otherwise a single row would be broadcast to all clients.
     for name in BY_CLIENT & arguments.keys():
         value = arguments[name]
         if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:

@@ -34,13 +34,16 @@ def gaussian_epsilon(
 ) -> float:
     """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
 
+    They are as private as one release with the noise multiplier divided by sqrt(rounds) (Dong, Roth and Su, JRSS B
+    2022), whose epsilon is known exactly (Balle and Wang, ICML 2018, theorem 8).
+
     Args:
-        noise_multiplier: the noise's standard deviation divided by the sensitivity; 0 means no noise.
+        noise_multiplier: the noise's standard deviation divided by the sensitivity. 0 means no noise.
         rounds: number of releases, at least 0.
         delta: the probability that epsilon does not hold, in (0, 1).
 
     Returns:
-        Epsilon; infinite without noise, 0 without a release.
+        Epsilon. Infinite without noise, 0 without a release.
 
     Raises:
         ConfigurationError: an argument is out of range, or the package dp-accounting is not installed.
@@ -76,19 +79,11 @@ _BITS = 53
 
 
 def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
-    """Add normal noise to ``vector``, in place; the noise is determined by ``key``.
-
-    Args:
-        vector: floating-point ``[P]``, on any device.
-        scale: the noise's standard deviation.
-        key: a secret of 32 bytes. Use it for this vector only, since the same key gives the same noise.
-
-    Example:
-        >>> vector = torch.zeros(100_000)
-        >>> add_secret_noise(vector, 3.0, bytes(32))
-        >>> round(vector.mean().item(), 1), round(vector.std().item(), 1)
-        (0.0, 3.0)
-    """
+    """Add normal noise of deviation ``scale`` to a vector, in place. A key is for one vector only."""
+    # torch's generators use 32 bits of their seed on the CPU, so that an attacker can try all streams, and compute
+    # the rest of one seen where the update is 0. Here SHAKE-256 (FIPS 202) of the key gives the bits. Sums of rounded
+    # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
+    # precision, and only the sum is rounded.
     for number, block in enumerate(vector.split(BLOCK)):
         noise = scale * _normal(len(block), key + number.to_bytes(8, "big"))
         block.copy_(block.to("cpu", torch.float64) + noise)
@@ -132,7 +127,7 @@ class GaussianPrivacy(Upload):
     then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
-    (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
+    (``docs/results/privacy_contributions.md``). A ``FederatedLoop`` warns of this.
 
     In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know.
 
@@ -140,11 +135,11 @@ class GaussianPrivacy(Upload):
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
         noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. With 0 updates are clipped
             only, which guarantees nothing.
-        delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
-        max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
+        delta: the probability that epsilon does not hold, in (0, 1). It should be far below 1 / (number of clients).
+        max_epsilon: the largest epsilon of a client. Training stops when another round would exceed it. None: no limit.
 
     Raises:
-        ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
+        ConfigurationError: an argument is out of range, ``max_epsilon`` does not suffice for one round, the package
             dp-accounting is not installed.
 
     Example:
@@ -181,7 +176,7 @@ class GaussianPrivacy(Upload):
     reference: Literal["start", "global"] = "global"
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Clip ``update [P]`` and add this round's noise; return a new tensor."""
+        """Clip ``update [P]`` and add this round's noise. Return a new tensor."""
         if context.secret:
             protected = self._clipped(update)
             if self.noise_multiplier:
@@ -219,7 +214,7 @@ class GaussianPrivacy(Upload):
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta)
 
     def affordable_rounds(self) -> int | None:
-        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``; None without a
+        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``. None without a
         limit."""
         if self.max_epsilon is None:
             return None
@@ -247,10 +242,10 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn that the values of ``metrics`` come from noised updates; do nothing if there is no noise or no such metric.
+    """Warn that the values of ``metrics`` come from noised updates. Do nothing if there is no noise or no such metric.
 
     Args:
-        privacy: the run's privacy mechanism; None if there is none.
+        privacy: the run's privacy mechanism. None if there is none.
         metrics: names of the metrics that are computed from uploads.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:

@@ -36,6 +36,8 @@ CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class ClassScore(Metric):
     """Metric that computes the AUROC, average precision or F1 score of probabilities."""
 
+    # Of two classes it is that of class 1, the positive class. Of more, the mean over the classes that occur ("macro").
+
     is_differentiable = False
     higher_is_better = True
     full_state_update = False

@@ -30,7 +30,7 @@ class Compression(Upload):
     """Base class of compression methods.
 
     After a client's training :meth:`compress` replaces its update by a compressed one, and :meth:`size` gives the bytes
-    that this takes; subclasses override both. If a loop has several compressions, the size is the last one's. The
+    that this takes. Subclasses override both. If a loop has several compressions, the size is the last one's. The
     server adds the compressed update to the model that it sent. So compression is refused if clients continue from
     models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
 
@@ -44,10 +44,10 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """Compress an update; return it as the server decodes it, a new tensor ``[N]``.
+        """Compress an update. Return it as the server decodes it, a new tensor ``[N]``.
 
         Args:
-            update: the update of the N parameters, ``[N]``, without buffers; not to be changed in place.
+            update: the update of the N parameters, ``[N]``, without buffers. Not to be changed in place.
             generator: CPU generator that depends on the run's seed, the round and the client.
         """
 

@@ -7,9 +7,9 @@ values SV as a mean over the n - 1 sizes j of a mean over coalitions S,
 
 Corrections to the paper:
 
-- eq. 13 divides the sum over S by binom(n-1, j); the mean has to divide by the number of such S, binom(n-2, j).
-- Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``); both must accumulate (``+=``).
-- Algorithm 3 lets i run over all players; here i = k is skipped (its difference is 0).
+- eq. 13 divides the sum over S by binom(n-1, j). The mean has to divide by the number of such S, binom(n-2, j).
+- Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``). Both must accumulate (``+=``).
+- Algorithm 3 lets i run over all players. Here i = k is skipped (its difference is 0).
 - The number of strata in floor(M/(N-1)) is taken as the n - 1 sizes.
 
 Departures:
@@ -44,10 +44,10 @@ def difference_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is one
             sample of every difference at one coalition size: 2 n evaluations.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -83,15 +83,10 @@ def _enumerate(game: MemoizedGame) -> ShapleyEstimate:
 
 
 class _Strata:
-    """Samples of Shapley values, sorted by the size of the coalition S that is drawn for them, and their estimates.
+    """Samples of Shapley values, sorted by the size of the coalition that is drawn for them."""
 
-    A sample has a coalition S for each player i, which contains neither i nor the base player k. U(S + k) - U(S + i)
-    estimates SV_k - SV_i; these differences and U(N) - U(empty) give the Shapley values SV of all players.
-
-    Args:
-        run: the game, the budget and the target of the call.
-        generator: the random generator of the draws; None: torch's default.
-    """
+    # For each player i a coalition S is drawn without i and the base player k. U(S + k) - U(S + i) estimates SV_k -
+    # SV_i.
 
     def __init__(self, run: Sampling, generator: Generator | None) -> None:
         self.run, self.generator = run, generator
@@ -101,11 +96,7 @@ class _Strata:
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Draw samples until the budget is spent or the target is reached.
-
-        Args:
-            per_size: the number of evaluations that a sample of one coalition size takes.
-        """
+        """Draw samples of ``per_size`` evaluations until budget or target ends it."""
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
@@ -128,15 +119,7 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the coalitions on which each player is compared with the base player.
-
-        Args:
-            sizes: int ``[R]``, the size of the coalitions S in each draw.
-
-        Returns:
-            The coalitions S + base player, and S + other player, both bool ``[R, n-1, n]``: for each draw one S for
-            each player other than the base player.
-        """
+        """Draw S + base player and S + other player, both bool ``[R, n-1, n]``, for S of the given sizes ``[R]``."""
         others = self.num_players - 1
         free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
         drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
@@ -148,13 +131,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values that follow from them to the samples of their size.
-
-        Args:
-            sizes: int ``[R]``, see :meth:`coalitions`.
-            with_base: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-            with_other: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-        """
+        """Evaluate drawn coalitions, and add the Shapley values that follow to the samples of their size."""
         both = self.run.game(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
@@ -164,24 +141,19 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
-        """Return the estimated Shapley values ``[n, M]``, the mean over the coalition sizes."""
+        """Return the values ``[n, M]``, means over the coalition sizes."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:
-        """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
-
-        The smallest and the largest size have only one S per player and need one sample; all other sizes need two.
-        """
+        """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
+        # The smallest and the largest size have one S per player only and need one sample; all others need two.
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
-
-        They are (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the sizes' variances and sample counts.
-        """
+        """Compute Satterthwaite's degrees of freedom ``[n, M]`` of the standard errors."""
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
             return torch.full_like(self.values(), torch.inf)

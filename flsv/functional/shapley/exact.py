@@ -23,34 +23,15 @@ _CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweig
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """List coalitions in the order of their numbers; bit i of a number is set if player i is in the coalition.
-
-    Args:
-        num_players: the number n of players.
-        start: the number of the first coalition.
-        stop: the number after that of the last coalition; None: 2^n.
-
-    Returns:
-        The coalitions' membership, bool ``[stop - start, n]``.
-
-    Example:
-        >>> all_coalitions(2).int().tolist()
-        [[0, 0], [1, 0], [0, 1], [1, 1]]
-    """
+    """List coalitions by number, bool ``[stop - start, n]``: bit i of a number is set if player i is in."""
     numbers = torch.arange(start, 2**num_players if stop is None else stop)
     return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
 
 
 def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
-    """Compute a semivalue from the table of all utilities: the weighted sum of each player's marginal contributions.
-
-    Args:
-        table: ``[2^n, M]``; row b has the utilities of coalition number b, see :func:`all_coalitions`.
-        weight: n numbers; ``weight[s]`` is the weight of a marginal contribution to a coalition of size s.
-
-    Returns:
-        float64 ``[n, M]``.
-    """
+    """Compute a semivalue ``[n, M]`` from all utilities ``[2^n, M]`` and a weight per coalition size."""
+    # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
+    # utility has the value 0 exactly.
     num_players = len(table).bit_length() - 1
     sizes = torch.zeros(1, dtype=torch.int64)
     for _ in range(num_players - 1):
@@ -67,35 +48,24 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
 
 
 def shapley_weights(num_players: int) -> list[float]:
-    """Compute the Shapley value's weight of a coalition of size s, 1 / (n binom(n-1, s)), for s = 0..n-1."""
+    """Return 1 / (n binom(n-1, s)) for s = 0..n-1."""
     return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
 
 
 def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
-    """Divide the total weight of each size s = 0..n-1 by the number binom(n-1, s) of its coalitions without one player.
-
-    Args:
-        size_weights: n total weights; None: the Shapley value's, 1/n for each size.
-        num_players: the number n of players.
-    """
+    """Divide each size's total weight (None: 1/n) by its number of coalitions without one player."""
     if size_weights is None:
         return shapley_weights(num_players)
     return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
-    """Compute Shapley values ``[n, M]`` from a table ``[2^n, M]`` of all utilities, see :func:`semivalue_of_table`."""
+    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
     return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
 
 
 def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
-    """Compute a semivalue exactly, by evaluating all 2^n coalitions; its standard errors are 0.
-
-    Args:
-        utility: the game.
-        num_players: the number n of players.
-        weight: the n weights of marginal contributions, see :func:`semivalue_of_table`.
-    """
+    """Compute a semivalue by evaluating all 2^n coalitions."""
     total = 2**num_players
     answers = [
         evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
@@ -108,14 +78,7 @@ def semivalue(utility: Utility, num_players: int, weight: list[float]) -> Shaple
 
 
 def check_enumerable(name: str, num_players: int, budget: int | None, alternatives: str) -> None:
-    """Raise ConfigurationError if there are more than 22 players, or more coalitions than the budget.
-
-    Args:
-        name: the estimator's name, for the message.
-        num_players: the number n of players, with 2^n coalitions.
-        budget: the largest number of evaluations; None: no limit.
-        alternatives: the end of the message, a sentence that names other estimators.
-    """
+    """Raise ConfigurationError above 22 players, or if the budget does not suffice for all coalitions."""
     check_num_players(num_players)
     if num_players > MAX_EXACT_PLAYERS:
         raise ConfigurationError(
@@ -148,12 +111,12 @@ def exact_shapley(
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once; it is called with up to 65,536 coalitions at once.
+            ``[K, M]`` for M games at once. It is called with up to 65,536 coalitions at once.
         num_players: the number n of players, at most 22.
-        budget: largest number of evaluations, at least 2^n; None: no limit.
-        generator: not used; it is here because every estimator takes it.
+        budget: largest number of evaluations, at least 2^n. None: no limit.
+        generator: not used. It is here because every estimator takes it.
         target_stderr: not used, since the standard error is 0.
-        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
             the Shapley value.
 
     Returns:
@@ -164,7 +127,7 @@ def exact_shapley(
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
-        The glove game: player 0 owns a left glove, players 1 and 2 a right one; a pair is worth 1.
+        The glove game: player 0 owns a left glove, players 1 and 2 a right one. A pair is worth 1.
 
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()
         >>> exact_shapley(glove, 3).values
@@ -183,14 +146,14 @@ def leave_one_out(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    r"""Compute the leave-one-out value U(N) - U(N \ {i}) of each player i, with U the game and N all players.
+    r"""Compute the leave-one-out values U(N) - U(N \ {i}).
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, at least n + 1; None: n + 1.
-        generator: not used; it is here because every estimator takes it.
+        budget: largest number of distinct evaluations, at least n + 1. None: n + 1.
+        generator: not used. It is here because every estimator takes it.
         target_stderr: not used, since the standard error is 0.
 
     Returns:

@@ -26,7 +26,7 @@ Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
 """A game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]`` or ``[K, M]``.
 
-Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct; the result
+Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct. The result
 may be on any device, and is detached.
 """
 
@@ -38,11 +38,11 @@ class ShapleyEstimate:
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
         stderr: standard error of ``values`` due to sampling, same shape and unit. 0 if every coalition that enters the
-            values was evaluated; NaN with fewer than two samples, which show no spread. It does not include the bias of
+            values was evaluated. NaN with fewer than two samples, which show no spread. It does not include the bias of
             truncation or of a fitted surrogate.
         evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
         freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
-            ``stderr``, or one number for all; inf (normal intervals) if the estimator does not compute them.
+            ``stderr``, or one number for all, inf (normal intervals) if the estimator does not compute them.
 
     Example:
         Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal interval.
@@ -69,14 +69,7 @@ def check_num_players(num_players: int) -> None:
 
 
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
-    """Compute a hashable key for each coalition; two keys are equal only if the coalitions are.
-
-    Args:
-        masks: K coalitions, bool ``[K, n]``.
-
-    Returns:
-        K integers for up to 64 players, K byte strings for more.
-    """
+    """Compute K distinct keys of coalitions ``[K, n]``: integers up to 64 players, byte strings beyond."""
     packed = np.packbits(masks.numpy(), axis=1)
     width = packed.shape[1]
     if width > 8:
@@ -87,19 +80,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not in ``known``, and the position in ``keys`` at which each occurs first.
-
-    Args:
-        keys: keys of coalitions, possibly repeated.
-        known: the keys to leave out, such as those of evaluated coalitions.
-
-    Returns:
-        ``{key: position}``, by ascending position.
-
-    Example:
-        >>> first_positions([6, 3, 5, 6, 5], known={3})
-        {6: 0, 5: 2}
-    """
+    """Find the keys that are not in ``known``, and the position at which each occurs first."""
     new: dict[Key, int] = {}
     for position, key in enumerate(keys):
         if key not in known:
@@ -108,18 +89,7 @@ def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key
 
 
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
-    """Evaluate coalitions by one call of ``utility``, and check the result.
-
-    Args:
-        utility: the game.
-        masks: the coalitions, bool ``[K, n]``.
-
-    Returns:
-        The utilities, ``[K]`` or ``[K, M]``, detached.
-
-    Raises:
-        ValueError: the result has a wrong shape, or a utility is NaN or infinite; the message names its coalition.
-    """
+    """Evaluate coalitions by one call of ``utility``, and check the result's shape and finiteness."""
     values = torch.as_tensor(utility(masks)).detach()
     if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
         raise ValueError(
@@ -138,28 +108,12 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of estimates from the utilities ``values``: float64 if they are float64, otherwise float32."""
+    """Return float64 for float64 utilities, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 class MemoizedGame:
-    """A game that evaluates each distinct coalition once.
-
-    Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
-        num_players: the number n of players.
-
-    Attributes:
-        evaluations: how many distinct coalitions have been evaluated so far.
-
-    Example:
-        >>> game = MemoizedGame(lambda masks: masks.sum(dim=1).float(), 3)
-        >>> game(torch.tensor([[True, False, True], [True, False, True]])).flatten().tolist()
-        [2.0, 2.0]
-        >>> game.evaluations
-        1
-    """
+    """A game that evaluates, checks and counts each distinct coalition once."""
 
     def __init__(self, utility: Utility, num_players: int) -> None:
         check_num_players(num_players)
@@ -184,32 +138,19 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count, for each g, the new evaluations that the first g + 1 groups of coalitions take.
-
-        Args:
-            masks: G groups of K coalitions, bool ``[G, K, n]``.
-
-        Returns:
-            int ``[G]``; entry g is the number of coalitions in the groups 0..g that have not been evaluated yet.
-        """
+        """Count the new evaluations ``[G]`` that the first g + 1 groups ``[G, K, n]`` take, for each g."""
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
-        """Return the utility ``[M]`` of the empty coalition and that of the grand coalition."""
+        """Return the utilities ``[M]`` of the empty and of the grand coalition."""
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 
     def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
-        """Make a :class:`ShapleyEstimate` in the dtype of the utility's results, without the axis M for a scalar game.
-
-        Args:
-            values: float64 ``[n, M]``.
-            stderr: float64 ``[n, M]``, the values' standard errors.
-            freedom: degrees of freedom of the standard errors, ``[n, M]`` or one number for all.
-        """
+        """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
 
         def shaped(x: Tensor) -> Tensor:
             return (x if self._vector else x[:, 0]).to(self._dtype)
@@ -218,7 +159,7 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate the coalitions without a stored utility in one call, and store the utilities."""
+        """Evaluate the coalitions without a stored utility in one call."""
         rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return
@@ -244,39 +185,11 @@ MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often f
 
 
 class Sampling:
-    """Memoized game, budget and stopping rule of one call of a sampled estimator.
+    """Memoized game, budget and stopping rule of one call of a sampled estimator."""
 
-    Args:
-        name: the estimator's name, for error messages.
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
-        num_players: the number n of players.
-        budget: the largest number of distinct evaluations; None: 50 n (at least ``minimum``, at most 2^n), or 2^n if
-            there is a target.
-        minimum: the number of evaluations that an estimate needs; numbers above 2^n count as 2^n.
-        target_stderr: stop as soon as every standard error is at most this number, above 0; None: no target.
-
-    Attributes:
-        budget: the number of evaluations that the call may spend.
-        game: the memoized utility.
-
-    Raises:
-        ConfigurationError: the budget is below the minimum, the target is not above 0, or there is no player.
-
-    Example:
-        Two of four evaluations are spent on the empty and the grand coalition; the rest pays for two single players.
-
-        >>> import torch
-        >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
-        >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)
-        >>> run.left, run.affordable(alone.unsqueeze(1))
-        (2, 2)
-        >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 \
-players.
-    """
+    # ``budget`` is the largest number of distinct evaluations: by default 50 n, or 2^n with a target. Stopping on it
+    # leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on the players'
+    # numbering. Stopping on ``target_stderr`` has the small bias of sequential sampling.
 
     def __init__(
         self,
@@ -305,12 +218,12 @@ players.
 
     @property
     def buys_all(self) -> bool:
-        """Return whether all coalitions can be evaluated: the budget suffices, and there are at most 22 players."""
+        """Return whether all coalitions of at most 22 players can be evaluated."""
         return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
 
     @property
     def exact(self) -> bool:
-        """Return whether all coalitions are to be evaluated: :attr:`buys_all`, and there is no target."""
+        """Return whether all coalitions are to be evaluated."""
         return self.target_stderr is None and self.buys_all
 
     @property
@@ -319,13 +232,9 @@ players.
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Return how many groups of coalitions, from the first on, can be evaluated with the remaining budget.
-
-        Args:
-            groups: bool ``[G, K, n]``, G groups of K coalitions, in the order of evaluation.
-        """
+        """Return how many groups of coalitions ``[G, K, n]``, from the first on, the budget still suffices for."""
         return int((self.game.cost(groups) <= self.left).sum())
 
     def reached(self, stderr: Tensor) -> bool:
-        """Return whether there is a target, and every standard error is at most the target (and not NaN)."""
+        """Return whether every standard error is at most the target."""
         return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())

@@ -19,7 +19,7 @@ def gradient_shapley(
     weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Compute exact Shapley values of a first- or second-order Taylor expansion of the validation loss.
+    """Compute exact Shapley values of a Taylor expansion of the validation loss.
 
     The game is U(S) = -L(x + eta sum_{i in S} w_i(S) d_i), with L the validation loss, x the round's global model, d_i
     the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i,
@@ -29,8 +29,8 @@ def gradient_shapley(
 
     Args:
         gradient_products: ``[k]``, the products a_i.
-        hessian_products: ``[k, k]``, the products H_ij; None: first-order expansion.
-        weighting: ``"uniform"``: w_i(S) = 1/|S|; or a tensor ``[k]`` of fixed weights, the same in every coalition.
+        hessian_products: ``[k, k]``, the products H_ij. None: first-order expansion.
+        weighting: ``"uniform"``: w_i(S) = 1/|S|, or a tensor ``[k]`` of fixed weights, the same in every coalition.
             For weights by samples, renormalized in a coalition, there is no closed form.
         server_lr: eta, the factor by which the server multiplies the aggregated update.
 
@@ -101,7 +101,11 @@ def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
 
 @checked
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
-    """Compute the factor f_t with which the gradient of each step t enters the final model, in SGD with momentum.
+    """Compute the factor f_t with which each step's gradient enters the final model.
+
+    In-run values are Shapley values of the samples z of a step, phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j
+    grad l_j, with g and H the gradient and Hessian of the validation loss and l_z sample z's part of the training loss
+    (Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025).
 
     With the momentum buffer b_s = momentum b_{s-1} + grad_s and the steps w_{s+1} = w_s - lr_s b_s of the weights w,
     grad_t changes the final weights by -f_t grad_t, where f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no
@@ -133,10 +137,10 @@ def client_in_run_values(
     hessian_products: Tensor | None = None,
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Split each client's value in a round into a part for each class of its samples, and a rest.
+    """Split each client's value in a round by the classes of its samples.
 
     The value to split is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which is computed from
-    the updates alone. The part for a class is the sum of the in-run values of the client's samples of this class; the
+    the updates alone. The part for a class is the sum of the in-run values of the client's samples of this class. The
     rest is the client's value minus all these parts.
 
     Args:
@@ -144,7 +148,7 @@ def client_in_run_values(
             samples of this class, in a round in which the client's update would be the only one, with weight 1.
         gradient_products: ``[k]``, the scalar products of the validation loss's gradient with the clients' updates d_i.
         aggregation_weights: ``[k]``, the updates' weights in the aggregate.
-        hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian; None: values of first order.
+        hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian. None: values of first order.
         server_lr: the factor by which the server multiplies the aggregated update.
 
     Returns:

@@ -13,56 +13,24 @@ from flsv.utilities.declared import Count, NonNegative, checked
 
 
 def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw ``count`` independent uniform orders of the n players, int ``[count, n]``."""
+    """Draw independent uniform orders of the n players, int ``[count, n]``."""
     return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
 
 
 def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw K independent coalitions of given sizes, each uniformly among all coalitions of its size.
-
-    Args:
-        sizes: int ``[K]``, the coalitions' sizes, from 0 to n.
-        num_players: the number n of players.
-        generator: the random generator of the draws; None: torch's default.
-
-    Returns:
-        bool ``[K, n]``.
-
-    Example:
-        >>> random_coalitions(torch.tensor([0, 2, 3]), 3).sum(dim=1).tolist()
-        [0, 2, 3]
-    """
+    """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``, uniform among those of a size."""
     ranks = random_permutations(len(sizes), num_players, generator).argsort(dim=1)
     return ranks < sizes[:, None]
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the coalitions that each order passes through: its first player, its first two, ..., its first n - 1.
-
-    Args:
-        permutations: P orders of the n players, int ``[P, n]``.
-
-    Returns:
-        bool ``[P, n-1, n]``.
-
-    Example:
-        >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()
-        [[[0, 0, 1], [1, 0, 1]]]
-    """
+    """List the first player, the first two, ..., the first n - 1 of each order: bool ``[P, n-1, n]``."""
     ranks = permutations.argsort(dim=1)
     return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
 
 
 class Moments:
-    """Running mean and standard error of independent samples, updated batch by batch (Chan et al. 1979).
-
-    Example:
-        >>> moments = Moments()
-        >>> moments.add(torch.tensor([[1.0], [2.0]]))
-        >>> moments.add(torch.tensor([[3.0]]))
-        >>> moments.mean, moments.stderr
-        (tensor([2.]), tensor([0.5774]))
-    """
+    """Running mean and standard error of independent samples (Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -70,7 +38,7 @@ class Moments:
         self._squares = torch.zeros(())
 
     def add(self, samples: Tensor) -> None:
-        """Add a batch of B samples, ``[B, ...]``."""
+        """Add a batch of samples ``[B, ...]``."""
         count, mean = len(samples), samples.mean(dim=0)
         shift, total = mean - self.mean, self.count + count
         self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
@@ -79,7 +47,7 @@ class Moments:
 
     @property
     def stderr(self) -> Tensor:
-        """Compute the standard error of ``mean``; NaN with fewer than two samples."""
+        """Compute the standard error of ``mean``. NaN below two samples."""
         if self.count < 2:
             return torch.full_like(self.mean, torch.nan)
         return (self._squares / (self.count - 1) / self.count).sqrt()
@@ -94,20 +62,9 @@ def marginals_along(
     truncation: float | Tensor | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """Compute the marginal contributions of all players along given orders of the players.
-
-    With ``size_weights`` q, the contribution of a player that joins s others is multiplied by n q_s. A player has each
-    position with probability 1/n, so the mean over random orders is the semivalue with the weights q.
-
-    Args:
-        game: the memoized game.
-        permutations: int ``[P, n]``, the orders of the n players.
-        truncation: as for :func:`permutation_shapley`; a tensor ``[M]`` has one threshold for each of M games.
-        size_weights: the n weights q of a semivalue; None: those of the Shapley value.
-
-    Returns:
-        float64 ``[P, n, M]``; entry (p, i) is the contribution of player i along order p.
-    """
+    """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``."""
+    # With the weights q of a semivalue, the contribution of a player that joins s others is multiplied by n q_s: each
+    # position has probability 1/n, so that the mean over orders is the semivalue.
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
     path = empty.repeat(count, num_players + 1, 1)
@@ -145,7 +102,12 @@ def permutation_shapley(
     target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by each player's mean marginal contribution over random orders of the players.
+    """Estimate the Shapley value by mean marginal contributions over random orders.
+
+    The value of a player is the mean, over all orders, of its contribution to the players before it (Castro et al.
+    2009). An order and its reverse form an antithetic pair, in which the effects of few and of many predecessors
+    cancel. The standard error treats pairs as independent samples. With ``truncation`` this is TMC (Ghorbani and Zou
+    2019), whose bias is at most ``truncation`` for each player and not in the standard error.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
@@ -155,13 +117,13 @@ def permutation_shapley(
         truncation: truncate an order once its utility differs from the grand coalition's by at most this number, in the
             utility's unit and in each of the M games: the remaining players get 0 (TMC). None: never.
         num_permutations: the largest number of orders, such as pFedSV's 3 n, rounded up to an even number with
-            ``antithetic``; None: as many as the budget suffices for.
-        budget: largest number of distinct evaluations; None: 50 n, 2^n with ``target_stderr``, or no limit with
+            ``antithetic``. None: as many as the budget suffices for.
+        budget: largest number of distinct evaluations. None: 50 n, 2^n with ``target_stderr``, or no limit with
             ``num_permutations``. The minimum covers one pair of orders, 2 n evaluations, or with
             ``antithetic=False`` one order, n + 1.
-        generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
-        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+        generator: the random generator that draws the orders. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
             the Shapley value.
 
     Returns:
@@ -206,7 +168,7 @@ def _walk(
     truncation: float | None,
     size_weights: Sequence[float] | None,
 ) -> tuple[Moments, int]:
-    """Sample groups of orders until budget, target or ``most`` ends it; count the different groups, too."""
+    """Sample groups of orders until budget, target or ``most`` ends it. Count the different groups, too."""
     moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.game.num_players
     per_group = max(group * (n - 1), 1)
     run.game.empty_and_grand()
@@ -250,26 +212,28 @@ def gtg_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by GTG-Shapley: mean marginal contributions over random orders of the players.
+    """Estimate the Shapley value by GTG-Shapley.
 
-    Each player comes first in equally many orders (guided). An order is truncated once its utility is close to that of
-    the grand coalition: the order's remaining players get 0.
+    Each player comes first in equally many orders (guided), since first contributions are the largest. An order is
+    truncated once its utility is close to that of the grand coalition: the order's remaining players get 0 (Liu et al.,
+    ACM TIST 2022). Departures: thresholds are relative, since the paper's suit accuracies only, and each cycle takes
+    first players in a random order.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once; an order or a round is truncated if all M games are within the threshold.
+            ``[K, M]`` for M games at once. An order or a round is truncated if all M games are within the threshold.
         num_players: the number n of players.
         truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
-            paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition;
+            paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition.
             None: orders are not truncated.
         round_truncation: the largest difference between the utilities of the empty and the grand coalition at which all
-            values are 0 (the paper's epsilon_b), relative to the same number; None: values are always estimated.
+            values are 0 (the paper's epsilon_b), relative to the same number. None: values are always estimated.
         convergence: stop once each of the last 10 running means of the values differs from the present one by less than
-            this number (relative, averaged over the players); None: sample until the budget is spent.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            this number (relative, averaged over the players). None: sample until the budget is spent.
+        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is one
             order, n + 1 evaluations.
-        generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the orders. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,

@@ -52,12 +52,12 @@ def banzhaf(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players, at most 22 if there is neither a budget nor a target.
-        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`; None: 2^n.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: sample coalitions, and stop once every standard error is at most this number; None: no target.
+        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`. None: 2^n.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: sample coalitions, and stop once every standard error is at most this number. None: no target.
 
     Returns:
-        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``; ``stderr`` is 0 for exact values.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. ``stderr`` is 0 for exact values.
 
     Raises:
         ConfigurationError: the budget is below the minimum, there are more than 22 players and neither a budget nor a
@@ -130,11 +130,11 @@ def beta_shapley(
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         alpha: the first parameter of the Beta distribution. The paper takes alpha = 16 and beta = 1 for data with label
-            noise; alpha = 1 and beta = 4 are robust to duplicates.
+            noise, alpha = 1 and beta = 4 are robust to duplicates.
         beta: its second parameter.
         budget: largest number of distinct evaluations, as for :func:`stratified_shapley`.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
@@ -169,7 +169,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "banzhaf": banzhaf,
     "beta": beta_shapley,
 }
-"""Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
+"""Estimators by name. All accept ``budget``, ``generator`` and ``target_stderr``."""
 
 #: The estimators that can estimate any semivalue; they have the argument ``size_weights``.
 OF_ANY_VALUE = ("exact", "permutation", "stratified")
@@ -180,20 +180,7 @@ _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
-    """Compute a semivalue's weights of coalition sizes.
-
-    Args:
-        value: the name of the semivalue.
-        num_players: the number n of players.
-        of_beta: the parameters ``alpha`` and ``beta`` of the Beta value; by default 16 and 1.
-
-    Returns:
-        The n weights, which sum to 1; entry s is the total weight of the coalitions of size s that a player joins.
-
-    Example:
-        >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
-        ([0.125, 0.375, 0.375, 0.125], [0.0, 0.0, 0.0, 1.0])
-    """
+    """Return a semivalue's n weights of coalition sizes, which sum to 1."""
     n = num_players
     if value == "shapley":
         return [1 / n] * n
@@ -205,25 +192,7 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
 def estimator_of(
     value: Semivalue, estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
 ) -> Estimator:
-    """Choose the estimator of a semivalue, and bind its arguments.
-
-    Args:
-        value: the name of the semivalue.
-        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` means
-            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator named after it. Unless
-            ``arguments`` has a budget, ``"auto"`` takes all coalitions of up to 10 players, and 20 evaluations per
-            player for more.
-        num_players: the number n of players.
-        arguments: keyword arguments for the estimator; for the Beta value also its ``alpha`` and ``beta``.
-
-    Returns:
-        The estimator with its arguments bound, ``f(utility, num_players, *, generator)``.
-
-    Example:
-        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
-        >>> estimator_of("banzhaf", "auto", 3, {})(majority, 3).values
-        tensor([0.5000, 0.5000, 0.5000])
-    """
+    """Choose the estimator of a semivalue, and bind its arguments: ``f(utility, num_players, *, generator)``."""
     if callable(estimator):
         return partial(estimator, **arguments)
     few = num_players <= _FEW
@@ -245,25 +214,7 @@ def estimator_of(
 def check_estimator(
     owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
 ) -> None:
-    """Raise unless an estimator exists, can estimate the semivalue ``value``, and takes the given arguments.
-
-    Args:
-        owner: the name of the class whose options are checked, for the message.
-        estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
-        arguments: keyword arguments for the estimator.
-        value: the name of the semivalue.
-
-    Raises:
-        ConfigurationError: the semivalue or the estimator is unknown, or the estimator does not estimate this
-            semivalue; it does not have one of the arguments; or an argument is out of range for any number of players.
-
-    Example:
-        >>> check_estimator("FedSV", "exact", {"bugdet": 8})
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take \
-['bugdet']. It takes ['budget', 'target_stderr'].
-    """
+    """Raise ConfigurationError unless an estimator exists, estimates this semivalue, and takes the arguments."""
     check_argument(owner, "value", value, Semivalue)
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
     if not callable(estimator) and estimator not in names:

@@ -19,16 +19,10 @@ from flsv.functional.shapley.permutation import random_coalitions, random_permut
 
 @dataclass
 class Layer:
-    """Coalitions of one size, or pairs of such a coalition and its complement.
+    """Coalitions of one size, or pairs of such a coalition and its complement."""
 
-    Attributes:
-        size: the size s; of pairs, that of the smaller half.
-        capacity: the number of all coalitions (or pairs) of this size.
-        minimum: the number to draw at least.
-        sizes: 2 for pairs whose halves differ in size, otherwise 1.
-        masks: those drawn, bool ``[m, n]``; a pair as its half of size s, or the one with player 0.
-        seen: the keys of the drawn coalitions.
-    """
+    # ``masks [m, n]`` are those drawn, of ``capacity``; of a pair the half of size s, or the one with player 0.
+    # ``sizes`` is 2 for pairs whose halves differ in size.
 
     size: int
     capacity: int
@@ -39,17 +33,10 @@ class Layer:
 
 
 class LayeredSample:
-    """Random sample of distinct coalitions of each size, drawn without replacement.
+    """Random sample of distinct coalitions of each size, drawn without replacement."""
 
-    The sizes 1 and n - 1 are always drawn completely: they are the smallest, and weigh most in the Shapley kernel.
-
-    Args:
-        num_players: the number n of players.
-        paired: whether to draw each coalition together with its complement.
-        cover: whether to draw one coalition with and one without each player at every size.
-        size_weights: the n weights of a semivalue, for which draws are allocated; None: the Shapley value's.
-        generator: the generator of the draws.
-    """
+    # The sizes 1 and n - 1 are always drawn completely: they are the smallest, and weigh most in the Shapley kernel.
+    # With ``cover`` every size has a coalition with and one without each player.
 
     def __init__(
         self,
@@ -158,10 +145,8 @@ def estimate_in_stages(
     target_stderr: float | None,
     estimator: Callable[[MemoizedGame, LayeredSample], tuple[Tensor, Tensor]],
 ) -> ShapleyEstimate:
-    """Draw as many coalitions as the budget suffices for, and estimate the values from them.
-
-    With a target, the sample starts at its minimum and grows by half in each stage until the target is reached.
-    """
+    """Draw as many coalitions as the budget suffices for, and estimate the values from them."""
+    # With a target, the sample starts at its minimum and grows by half in each stage until the target is reached.
     at_least = 2 + sample.minimum * (2 if sample.paired else 1)
     run = Sampling(name, utility, sample.num_players, budget, at_least, target_stderr)
     if run.exact or sample.num_players <= 2:
@@ -177,15 +162,9 @@ def estimate_in_stages(
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute each player's mean over the drawn coalitions that contain it, and each draw's influence on the mean.
-
-    Args:
-        members: the m drawn coalitions, bool ``[m, n]``; every player is in at least one.
-        values: the numbers to average, ``[m, M]``, or ``[m, n, M]`` if they depend on the player.
-
-    Returns:
-        Means ``[n, M]`` and influences ``[m, n, M]``, whose squares sum to the unbiased variance of the mean.
-    """
+    """Compute players' means ``[n, M]`` over the draws that contain them, and draws' influences ``[m, n, M]``."""
+    # The squared influences sum to the unbiased variance of the mean. ``values`` are ``[m, M]``, or ``[m, n, M]`` if
+    # they depend on the player.
     weights = members.to(torch.float64).unsqueeze(-1)
     values = values.unsqueeze(1).expand(-1, members.shape[1], -1) if values.ndim == 2 else values
     count = weights.sum(dim=0)
@@ -223,11 +202,11 @@ def stratified_shapley(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
+        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
             for each player and size, a coalition with the player and one without: 48 evaluations for 10 players, in
             general about 2 n (1 + log n).
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
         size_weights: the n weights q of another semivalue, see :mod:`flsv.functional.shapley.semivalues`.
 
     Returns:
@@ -290,11 +269,11 @@ def complementary_shapley(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
+        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
             for each player and size, a coalition with the player and its complement: 50 evaluations for 10 players, in
             general about 2 n (1 + log n).
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate, as by :func:`stratified_shapley`.

@@ -20,47 +20,22 @@ broadcast."""
 
 
 def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Compute the kernel of additive games: the inner product of two coalitions' membership vectors.
-
-    Args:
-        j: the number of players in both coalitions.
-        s: the size of the first coalition.
-        t: the size of the second coalition.
-    """
+    """Return the kernel of additive games."""
     return j + 0 * s
 
 
 def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Compute the kernel of games with interactions of two players: the number of pairs of players in both coalitions.
-
-    Args:
-        j: the number of players in both coalitions.
-        s: the size of the first coalition.
-        t: the size of the second coalition.
-    """
+    """Return the kernel of games with interactions of two players."""
     return j * (j - 1) / 2 + 0 * s
 
 
 def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Compute the kernel of games that are linear in the mean of the members' updates.
-
-    It is the inner product of the two membership vectors, each divided by its coalition's size; 0 if a coalition is
-    empty.
-
-    Args:
-        j: the number of players in both coalitions.
-        s: the size of the first coalition.
-        t: the size of the second coalition.
-    """
+    """Return the kernel of games that are linear in the average update. 0 if a coalition is empty."""
     return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
 
 
 def gaussian(squared_width: float) -> Kernel:
-    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) of two coalitions S and T, with w = ``squared_width``.
-
-    c_S is the membership vector of S divided by |S|, the weights with which S averages its members' updates; it is 0
-    for the empty coalition.
-    """
+    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) of averaging weights c_S = z / |S|, 0 if empty."""
 
     def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
         own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
@@ -70,36 +45,17 @@ def gaussian(squared_width: float) -> Kernel:
 
 
 def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
-    """Compute a kernel's matrix between two lists of coalitions.
-
-    Args:
-        kernel: the kernel k.
-        left: the coalitions S, bool ``[A, n]``.
-        right: the coalitions T, bool ``[B, n]``.
-
-    Returns:
-        float64 ``[A, B]``, k(S, T) for each S and T.
-    """
+    """Compute a kernel's matrix ``[A, B]`` between coalitions ``[A, n]`` and ``[B, n]``."""
     left, right = left.to(torch.float64), right.to(torch.float64)
     return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
-    """Compute exact Shapley values of the games S -> k(S, T), one game for each coalition T.
-
-    Args:
-        kernel: the kernel k.
-        coalitions: the coalitions T, bool ``[B, n]``.
-
-    Returns:
-        float64 ``[B, n]``, each player's value in each of the B games.
-
-    Example:
-        The game S -> [player 0 is in S] / |S| of three players.
-
-        >>> kernel_shapley(averaged_membership, torch.tensor([[True, False, False]]))
-        tensor([[ 0.6111, -0.1389, -0.1389]], dtype=torch.float64)
-    """
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), for coalitions T ``[B, n]``."""
+    # k depends only on j = |S n T|, s and t, so that all members of T have one value, and all others one. A player's
+    # predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is hypergeometric:
+    #  inside(t) = 1/n sum_s sum_j C(t-1, j) C(n-t, s-j) / C(n-1, s) [k(j+1, s+1, t) - k(j, s, t)]
+    #  outside(t) = 1/n sum_s sum_j C(t, j) C(n-1-t, s-j) / C(n-1, s) [k(j, s+1, t) - k(j, s, t)]
     num_players = coalitions.shape[1]
     sizes = coalitions.sum(dim=1)
     inside, outside = torch.zeros(2, num_players + 1, dtype=torch.float64)
@@ -136,16 +92,14 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
 
 
 def centered(layer: Layer) -> Tensor:
-    """Return the membership vectors of a layer's m drawn coalitions minus s/n, with s their size: float64 ``[m, n]``,
-    each row of which sums to 0."""
+    """Return the drawn membership vectors minus s/n, float64 ``[m, n]``."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
 
 def kernel_share(layer: Layer) -> float:
-    """Compute a layer's total weight in the Shapley kernel, divided by n - 1.
-
-    The weight is 1 / (s (n - s)) for coalitions of size s among n players, twice that for a layer of two sizes.
-    """
+    """Compute a layer's total weight in the Shapley kernel, divided by n - 1."""
+    # The weight is 1 / (s (n - s)) for a size s, twice that for a layer of two sizes (Lundberg and Lee, NeurIPS
+    # 2017).
     return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
 
 
@@ -164,14 +118,7 @@ CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's
 
 @dataclass
 class Surrogate:
-    """Game g(S) = offset + sum_T a_T k(S, T), with a kernel k, fitted to the utilities of coalitions T.
-
-    Attributes:
-        parts: the kernels whose weighted sum is the kernel k, each with its weight.
-        coalitions: the coalitions T of the fit, bool ``[m, n]``.
-        coefficients: a_T, float64 ``[m, M]``.
-        offset: ``[M]``, added to every utility.
-    """
+    """Game g(S) = offset + sum_T a_T k(S, T), fitted to the utilities of coalitions T."""
 
     parts: list[tuple[Kernel, float]]
     coalitions: Tensor
@@ -179,28 +126,18 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of ``masks``, bool ``[K, n]``."""
+        """Compute the fitted utilities ``[K, M]`` of masks ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
     def shapley(self) -> Tensor:
-        """Compute the exact Shapley values ``[n, M]`` of the fitted game."""
+        """Compute the fitted game's exact Shapley values ``[n, M]``."""
         values = sum((scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return values.T @ self.coefficients
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """Fit a surrogate game, with the candidate kernel and ridge penalty of the largest marginal likelihood.
-
-    Args:
-        candidates: the kernels to choose from; each is a list of kernels, of which the scaled sum is taken.
-        masks: the m coalitions to fit, bool ``[m, n]``, distinct.
-        utilities: the coalitions' utilities, float64 ``[m, M]``.
-
-    Returns:
-        The surrogate, and the leave-one-out residuals ``[m, M]``: each coalition's utility minus its prediction from
-        all other coalitions.
-    """
+    """Fit the kernel and penalty of the largest marginal likelihood. Return leave-one-out residuals ``[m, M]``, too."""
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
     y = (utilities - mean) / scale
@@ -234,15 +171,15 @@ def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
 
 @dataclass
 class AdjustedEstimator:
-    """Estimator of Shapley values from a sample of complementary pairs, by a surrogate and its residuals.
+    """Shapley values from a paired sample, by a surrogate and its residuals."""
 
-    It is called with a memoized game and a paired sample, and returns values and standard errors, both ``[n, M]``.
+    # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
+    #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
+    #  KernelSHAP with the expectation of its matrix in place of the sampled one, which makes it unbiased (Witter, Liu
+    # and Musco, arXiv 2506.11849, 2025, found the scheme independently). One fold: fit to all pairs, and correct by
+    # their residuals, which biases towards the surrogate. More: cross-fitting without one fold's pairs.
 
-    Args:
-        fit: :func:`fit_surrogate` with its candidates bound.
-        folds: the number of fits. 1: fit to all pairs, and correct by their residuals. More: cross-fitting, which fits
-            without the pairs of one fold, corrects by these pairs' residuals, and averages over the folds.
-    """
+    # One fold: fit to all pairs, and correct by their residuals. More: cross-fitting without one fold's pairs.
 
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
     folds: int
@@ -276,7 +213,7 @@ class AdjustedEstimator:
 
 
 def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
-    """Estimate what a layer adds to the values ``[n, M]`` of the residual game."""
+    """Estimate what a layer adds to the residual game's values ``[n, M]``."""
     terms = _pair_terms(layer, residuals)
     if known is None or len(known) == len(terms):
         return terms.mean(dim=0)
@@ -288,6 +225,8 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
     """Estimate the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
+    # With unbiased=True they are within some 25 % of the spread. By default 1 to 1.8 times it, except on very smooth
+    # games (0.6 times), without the bias: docs/results/intervals.md.
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
@@ -315,7 +254,7 @@ def surrogate_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value as the value of a surrogate game fitted to sampled coalitions, plus a correction.
+    """Estimate the Shapley value by a fitted surrogate game, plus a correction.
 
     The surrogate is a kernel ridge regression with an exact Shapley value. The correction is the Shapley value of its
     residuals, the differences between the utilities and the surrogate, estimated from the sampled coalitions.
@@ -326,22 +265,22 @@ def surrogate_shapley(
         num_players: the number n of players.
         unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
             in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is all
             coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
         budget suffices for all coalitions, unless ``target_stderr`` is reached before.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names; ``target_stderr`` is not above 0;
+        ConfigurationError: the budget is below the minimum, which the message names, ``target_stderr`` is not above 0,
             or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
-        A coalition averages its members' updates; its loss is quadratic in the average.
+        A coalition averages its members' updates. Its loss is quadratic in the average.
 
         >>> updates = torch.linspace(-1, 2, 12, dtype=torch.float64)
         >>> from flsv.functional import exact_shapley

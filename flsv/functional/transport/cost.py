@@ -28,8 +28,8 @@ class ClassStatistics:
         labels: ``[V]`` int64, the classes that are present, ascending.
         counts: ``[V]`` int64, the classes' numbers of samples.
         means: ``[V, d]``, the classes' means.
-        deviations: depending on ``covariance``: ``"diag"``: the classes' standard deviations ``[V, d]``; ``"full"``:
-            the square roots of their covariances ``[V, d, d]``; ``"none"``: None. 0 for a class with one sample.
+        deviations: depending on ``covariance``: ``"diag"``: the classes' standard deviations ``[V, d]``. ``"full"``:
+            the square roots of their covariances ``[V, d, d]``. ``"none"``: None. 0 for a class with one sample.
     """
 
     labels: Tensor
@@ -69,10 +69,12 @@ class ClassStatistics:
 def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
     """Compute the mean and the deviation of each class that is present.
 
+    Covariances divide by a class's number of samples, so that they do not change if every sample is repeated.
+
     Args:
         x: the samples' features, ``[m, d]``.
         y: the samples' integer classes, ``[m]``.
-        covariance: ``"diag"``: standard deviations; ``"full"``: square roots of the covariances; ``"none"``: means
+        covariance: ``"diag"``: standard deviations. ``"full"``: square roots of the covariances. ``"none"``: means
             only.
 
     Returns:
@@ -158,25 +160,27 @@ def label_augmented_cost(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the ground cost of features and labels between all samples of two data sets.
+    """Compute the ground cost between all samples of two data sets.
 
     The cost between a sample x of class y and a sample x' of class y' is
 
         |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
 
-    with m and s the classes' means and deviations, see :func:`class_statistics`.
+    with m and s the classes' means and deviations, see :func:`class_statistics`. The weight w is an addition to the
+    paper: without it raw features dominate the label term, and label noise is not detected. Statistics are computed for
+    each data set separately, so a class that one lacks is far from all classes of the other.
 
     Args:
         x: the features of the first data set, ``[m, d]``.
         y: the integer classes of ``x``, ``[m]``. The label term is left out if ``y`` or ``y2`` is None.
         x2: the features of the second data set, ``[m2, d]``.
         y2: the integer classes of ``x2``, ``[m2]``.
-        covariance: the deviations s of a class: ``"diag"``: standard deviations; ``"full"``: the square root of the
-            covariance; ``"none"``: no deviations.
+        covariance: the deviations s of a class: ``"diag"``: standard deviations. ``"full"``: the square root of the
+            covariance. ``"none"``: no deviations.
         label_weight: the weight w of the label term, at least 0.
 
     Returns:
-        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``; exactly 0 between equal samples.
+        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``. Exactly 0 between equal samples.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
@@ -222,16 +226,16 @@ def label_embedding(
 
     The point of a sample with features x and label y is [x; sqrt(w) m_y; sqrt(w) s_y], with m and s the classes' means
     and deviations. With these points, a method that knows no labels, such as :class:`TransportClient`, takes labels
-    into account. An embedded sample reveals its features and its class's mean and deviation; a
+    into account. An embedded sample reveals its features and its class's mean and deviation. A
     :class:`TransportClient` sends only averages of several embedded samples.
 
     Args:
         x: the samples' features, ``[m, d]``.
-        y: the samples' integer classes, ``[m]``; None: the points are ``x`` itself.
+        y: the samples' integer classes, ``[m]``. None: the points are ``x`` itself.
         covariance: the deviations s, see :func:`label_augmented_cost`. The points have d' = 3 d numbers for ``"diag"``,
             2 d for ``"none"``, and 2 d + d^2 for ``"full"``.
-        label_weight: the weight w of the label term, at least 0; the same for both data sets.
-        statistics: the class statistics of ``x`` and ``y``; None: they are computed.
+        label_weight: the weight w of the label term, at least 0. The same for both data sets.
+        statistics: the class statistics of ``x`` and ``y``. None: they are computed.
 
     Returns:
         The points, ``[m, d']``, in the dtype of ``x``.

@@ -1,7 +1,7 @@
 """The federated Wasserstein distance and barycenter, from interpolants and distances only.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1;
-Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024; Cuturi and Doucet, ICML 2014.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1.
+Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and Doucet, ICML 2014.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ SPREAD = 1e-4
 
 @checked
 class TransportClient:
-    """Client's side of the federated Wasserstein distance, with samples and the answers to the server's points.
+    """Client's side of the federated Wasserstein distance.
+
+    A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
+    and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
+    sample (``docs/results/fedbary_reconstruction.md``). So a client answers S < m/2 points only. That is no proof of
+    privacy: many iterations send many means.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
@@ -75,20 +80,20 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """Server's side of the federated Wasserstein distance to one client, with the validation samples.
+    """Server's side of the federated Wasserstein distance to one client.
 
     Args:
         x2: the validation samples (or their embeddings), ``[m2, d]``.
-        t: the position, in (0, 1), of each interpolated point on the way to the server's samples; 0.5 in the paper.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples. 0.5 in the paper.
             Over the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a
             larger t reveals more of the server's samples. The client must use the same t.
         p: the exponent of the Wasserstein distance.
 
     Attributes:
-        gamma: the points to send next, ``[S, d]``; None before :meth:`start`.
-        eta: the points between gamma and the server's samples in the last step, ``[S, d]``; None before the first step.
+        gamma: the points to send next, ``[S, d]``. None before :meth:`start`.
+        eta: the points between gamma and the server's samples in the last step, ``[S, d]``. None before the first step.
         distance: the estimated distance after the last step: from the client's samples to gamma, plus from gamma to the
-            server's samples; NaN before the first step.
+            server's samples. NaN before the first step.
 
     Example:
         >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
@@ -114,8 +119,8 @@ class TransportServer:
 
         Args:
             support: the number S of points, at least 1.
-            dim: the dimension of the client's points, which is checked; None: it is not known.
-            generator: the random generator that draws the points; None: torch's default.
+            dim: the dimension of the client's points, which is checked. None: it is not known.
+            generator: the random generator that draws the points. None: torch's default.
 
         Returns:
             The points gamma, ``[S, d]``.
@@ -163,7 +168,7 @@ class FederatedDistance:
     """The result of :func:`federated_wasserstein`.
 
     Attributes:
-        distance: the estimate of the Wasserstein distance at the last iteration, in feature units; not below the exact
+        distance: the estimate of the Wasserstein distance at the last iteration, in feature units. Not below the exact
             distance.
         gamma: the interpolating measure's points after the last iteration, ``[S, d]``.
         history: the estimate at each iteration, ``[iterations]``.
@@ -188,9 +193,11 @@ def federated_wasserstein(
     generator: torch.Generator | None = None,
     allow_reconstruction: bool = False,
 ) -> FederatedDistance:
-    """Compute the Wasserstein distance between a client's and the server's samples without sending samples.
+    """Compute a Wasserstein distance between client and server without sending samples.
 
-    A :class:`TransportClient` with ``x`` and a :class:`TransportServer` with ``x2`` exchange interpolated points. If
+    The server sends S points gamma, and the client answers with interpolants of its samples and gamma, and with their
+    distance. The server interpolates gamma and its own samples, and these two for the next gamma. By the triangle
+    inequality the sum of both distances is never below the true one, and equal to it on the geodesic. If
     both have S samples and exchange S points, each iteration about halves the error.
 
     Args:
@@ -200,7 +207,7 @@ def federated_wasserstein(
         iterations: the number of iterations, at least 1.
         t: the position, in (0, 1), of each interpolated point on the way to the server's samples.
         p: the exponent of the Wasserstein distance.
-        generator: the random generator that draws the first points; None: torch's default.
+        generator: the random generator that draws the first points. None: torch's default.
         allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.
 
     Returns:
@@ -272,7 +279,7 @@ def wasserstein_barycenter(
 
     with lambda_i the weight of client i, gamma_i the interpolating measure between its samples and X_Q, and pi the
     optimal plan between X_Q and gamma_i. Contrary to the paper's theorem 1, this step can increase the objective. Equal
-    support points (the paper starts with zeros) would stay equal; here they start as random points of the clients'
+    support points (the paper starts with zeros) would stay equal. Here they start as random points of the clients'
     first interpolants.
 
     Args:
@@ -280,17 +287,17 @@ def wasserstein_barycenter(
         support: S, the number of support points.
         iterations: the number of iterations, at least 1.
         weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
-            to 1; None: equal weights.
+            to 1. None: equal weights.
         generator: the random generator of the points that are first sent to all clients (normal, close to 0) and of the
             choice of the start points X_Q. None: torch's default.
-        p: the exponent of the Wasserstein distance; the step of the support points is that for p = 2.
+        p: the exponent of the Wasserstein distance. The step of the support points is that for p = 2.
 
     Returns:
         The support points and the clients' distances, see :class:`FederatedBarycenter`.
 
     Raises:
-        ConfigurationError: there are no clients; clients have different dimensions; a client has so few samples that
-            its answer would reveal them; a weight is negative, or all are 0; or an option is out of range.
+        ConfigurationError: there are no clients, clients have different dimensions, a client has so few samples that
+            its answer would reveal them, a weight is negative, or all are 0, or an option is out of range.
 
     Example:
         >>> from flsv.functional import TransportClient

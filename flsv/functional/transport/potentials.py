@@ -38,7 +38,7 @@ Finish = Callable[[Tensor, int], Finished]
 
 
 def calibrated_gradient(potential: Tensor) -> Tensor:
-    """Compute, for each sample, the rate at which the transport distance grows if the sample gets more mass (eq. 11).
+    """Compute how fast the transport distance grows with each sample's mass (eq. 11).
 
     The calibrated gradient of sample l among m samples with the dual potentials f is
 
@@ -51,7 +51,7 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
         potential: the dual potentials f of the samples, ``[m]``, up to a constant.
 
     Returns:
-        ``[m]``, which sums to 0; 0 for a single sample.
+        ``[m]``, which sums to 0. 0 for a single sample.
 
     Raises:
         ConfigurationError: ``potential`` is empty or not a vector.
@@ -80,7 +80,7 @@ def debiased_potential(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the debiased entropic dual potential of the samples ``x`` in the transport to ``x2``.
+    """Compute the debiased entropic dual potential of ``x`` towards ``x2``.
 
     It is the entropic potential of ``x`` in the transport to ``x2`` minus that in the transport of ``x`` to itself. The
     costs are those of :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to
@@ -97,7 +97,7 @@ def debiased_potential(
         label_weight: see :func:`label_augmented_cost`.
 
     Returns:
-        ``[m]`` in squared feature units, in the dtype of ``x``; 0 if both sides are equal sets.
+        ``[m]`` in squared feature units, in the dtype of ``x``. 0 if both sides are equal sets.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
@@ -119,49 +119,26 @@ def debiased_potential(
 
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """Compute the entropic dual potential in the transport of a set of samples to itself.
-
-    Both sides of the transport are the same set. All stages, also the last, therefore update both sides at once (see
-    :func:`_half_way`). If eps is small, almost no mass moves, and after alternating updates the two sides' potentials
-    would differ.
-
-    Args:
-        cost: the costs between the samples, ``[m, m]``, which are overwritten.
-        eps: the final regularization, in the unit of the costs.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-
-    Returns:
-        ``[m]``.
-    """
+    """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrites the costs."""
+    # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
+    # alternating updates the two sides' potentials would differ.
     return _potentials(cost, eps, scaling, _half_way)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
-    """Compute the entropic dual potentials of two sets of equally heavy samples.
-
-    The regularization eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues
-    with much faster products with the plan's matrix in double precision. It updates both sides at once, each by half of
-    the full step. (Alternating updates would favor one side where hardly any mass determines the potentials: in the
-    offset between far-apart clusters.) Only the last stage alternates, with over-relaxation (:func:`_over_relaxed`). It
-    ends when the potentials are within 1e-4 eps of their limit, as estimated from the marginals' error and its rate of
-    decrease. If this is not reached in 5000 iterations, a warning states the remaining error.
-
-    Args:
-        cost: the costs between the two sets, ``[m, m2]``, which are overwritten.
-        eps: the final regularization, in the unit of the costs.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-
-    Returns:
-        The potentials ``[m]`` and ``[m2]`` of the two sets, shifted to equal means.
-
-    Raises:
-        ConfigurationError: the cost matrix is larger than 800 MiB.
-    """
+    """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrites the costs."""
+    # eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
+    # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
+    # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
+    # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
     return _potentials(cost, eps, scaling, _over_relaxed)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
     """Compute the entropic potentials, with a given function for the last stage."""
+    # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
+    # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
+    # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
@@ -263,24 +240,34 @@ def direct_values(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the values (calibrated gradients) of a client's samples from these and the validation samples.
+    """Compute the values of a client's samples from these and the validation samples.
+
+    The paper's potential does not detect label noise: clean samples' distances vary by more than a wrong label adds,
+    and mislabeled samples compensate for each other. So the potential f(from -> to) is split into
+
+        features:  f(x -> validation) - f(x -> x), from the features alone (equation 11),
+        labels:    f((x, y) -> validation) - f(x -> validation), the effect of the label for the same features,
+        both:      features + 2 labels.
+
+    The mean over the sample's own class is subtracted from "labels" and "both", since it depends on the data sets'
+    class shares only. As a consequence, a class whose labels are all wrong is not detected.
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
         x2: the features of the validation samples, ``[m2, d]``.
         y2: the integer classes of the validation samples, ``[m2]``.
-        part: the part of a sample that is valued: its ``"features"`` alone; its ``"labels"``, given the features; or
+        part: the part of a sample that is valued: its ``"features"`` alone, its ``"labels"`` given the features, or
             ``"both"``.
-        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``; above 0.
+        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``. Above 0.
         scaling: see :func:`debiased_potential`.
         covariance: see :func:`label_augmented_cost`.
         label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
-            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels; 0.5
+            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels. 0.5
             to 1 suits PCA features.
 
     Returns:
-        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
+        The samples' values, ``[m]``, in squared feature units, which sum to 0. Positive means harmful.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
@@ -308,26 +295,26 @@ def client_values(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Compute the values (calibrated gradients) of a client's samples at the client, without the validation samples.
+    """Compute the values of a client's samples at the client, without validation samples.
 
     They are replaced by the points that the server has sent to the client, see :class:`TransportClient`.
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
-        y: the integer classes of the client's samples, ``[m]``; None: only features count.
+        y: the integer classes of the client's samples, ``[m]``. None: only features count.
         gamma: ``[S, d']``, the points from the :class:`TransportServer`, if client and server use the samples'
             :func:`label_embedding`, with d' coordinates, in place of the samples. If ``y`` is None, only the first d
             coordinates are used, and d' may be d.
         part: as for :func:`direct_values`.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
-            ``gamma``; above 0.
+            ``gamma``. Above 0.
         scaling: see :func:`debiased_potential`.
         covariance: the same as in the label embedding.
-        label_weight: the same as in the label embedding; see :func:`direct_values`.
-        statistics: the client's class statistics; None: they are computed.
+        label_weight: the same as in the label embedding. See :func:`direct_values`.
+        statistics: the client's class statistics. None: they are computed.
 
     Returns:
-        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
+        The samples' values, ``[m]``, in squared feature units, which sum to 0. Positive means harmful.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range,

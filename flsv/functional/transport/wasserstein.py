@@ -47,7 +47,7 @@ def wasserstein_distance(
         label_weight: see :func:`label_augmented_cost`.
 
     Returns:
-        A scalar in feature units, in the dtype of ``x``; exactly 0 between equal sets.
+        A scalar in feature units, in the dtype of ``x``. Exactly 0 between equal sets.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
@@ -63,15 +63,7 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan between two sets of equally heavy points.
-
-    Args:
-        squared: the squared distances between the points, ``[m, m2]``.
-        p: the exponent of the distances in the cost, at least 1.
-
-    Returns:
-        The plan ``[m, m2]`` (a vertex of the polytope of all plans), and the Wasserstein distance W_p.
-    """
+    """Compute an optimal plan ``[m, m2]`` between equally heavy points, and W_p, from squared distances."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
@@ -88,10 +80,10 @@ def contribution_shares(distances: Tensor) -> Tensor:
         (1/W_i) / sum_j (1/W_j)    for the distance W_i of client i
 
     Args:
-        distances: the clients' distances, ``[n]``, at least 0 (possibly inf); NaN for a client without a distance.
+        distances: the clients' distances, ``[n]``, at least 0 (possibly inf). NaN for a client without a distance.
 
     Returns:
-        The shares, ``[n]``, which sum to 1; NaN for clients without a distance, which are left out. If some clients
+        The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are left out. If some clients
         have distance 0, they have equal shares and all others 0.
 
     Raises:
@@ -115,7 +107,7 @@ def contribution_shares(distances: Tensor) -> Tensor:
 
 @checked
 def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
-    """Move each point of ``x`` part of the way to the mean of its partners in ``x2`` in the optimal plan (eq. 6).
+    """Move each point of ``x`` towards the mean of its partners in ``x2`` (eq. 6).
 
     If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
 
@@ -141,34 +133,15 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute the optimal transport between two sets of equally heavy points.
-
-    Args:
-        x: the points of the first set, ``[m, d]``.
-        x2: the points of the second set, ``[m2, d]``.
-        p: the exponent of the distance, at least 1.
-
-    Returns:
-        The optimal plan ``[m, m2]``, and the Wasserstein distance W_p.
-    """
+    """Compute the optimal plan ``[m, m2]`` between two sets of equally heavy points, and W_p."""
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
 def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
-    """Interpolate between two sets of points along a plan (eq. 6).
-
-    Args:
-        x: the points of the first set, ``[m, d]``.
-        x2: the points of the second set, ``[m2, d]``.
-        plan: the plan between the two sets, ``[m, m2]``.
-        support: m: move each point of ``x`` towards the mean of its partners in ``x2``; m2: move each point of ``x2``
-            towards the mean of its partners in ``x``.
-        t: the position between ``x`` (0) and ``x2`` (1).
-
-    Returns:
-        The interpolated points, ``[support, d]``.
-    """
+    """Move the ``support`` points of one set towards the means of their partners in the other (eq. 6)."""
+    # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
+    # a barycentric projection, which stays near it and averages m/S samples into a point.
     if support == len(x):
         return torch.lerp(x, len(x) * (plan @ x2), t)
     return torch.lerp(len(x2) * (plan.T @ x), x2, t)

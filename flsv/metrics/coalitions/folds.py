@@ -33,14 +33,14 @@ class Fold(ABC):
     limits: ClassVar[tuple[float | None, float | None]] = (None, None)
     """The least and the largest possible value."""
     unit: ClassVar[str] = "{}"
-    """Unit of the value; the placeholder ``{}`` stands for the unit of a round's value."""
+    """Unit of the value. The placeholder ``{}`` stands for the unit of a round's value."""
     sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
     """Meaning of positive, negative and zero values."""
     momentum: float = 0.0
     init: float | Literal["uniform"] | None = None
 
     def check(self, owner: str, per_class: bool) -> None:  # noqa: B027
-        """Raise ConfigurationError if an argument is out of range or the fold cannot combine values per class;
+        """Raise ConfigurationError if an argument is out of range or the fold cannot combine values per class.
         ``owner`` is the metric's name, for messages.
         """
 
@@ -49,7 +49,7 @@ class Fold(ABC):
         """Declare the fold's states in the metric, with ``width`` columns (the number of classes, or 1)."""
 
     def factor(self, round_index: int) -> float:
-        """Return the factor by which a round's values are multiplied; if it is 0, the round's game is not evaluated."""
+        """Return the factor by which a round's values are multiplied. If it is 0, the round's game is not evaluated."""
         return 1.0
 
     @abstractmethod
@@ -66,8 +66,8 @@ class Fold(ABC):
         """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, and its degrees of freedom; or
-        None if they are not known.
+        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, and its degrees of freedom,
+        or None if they are not known.
         """
         return None
 
@@ -79,7 +79,7 @@ class Fold(ABC):
         """Return the value that samplers and aggregators assume for a client that never took part, by default ``init``.
 
         Args:
-            num_clients: n; with ``init="uniform"`` the value is 1 / n. None if it is not known yet.
+            num_clients: n. With ``init="uniform"`` the value is 1 / n. None if it is not known yet.
 
         Returns:
             The value, or None if there is none: samplers and aggregators then get NaN for the client.
@@ -97,10 +97,10 @@ def freedom_of(estimate: ShapleyEstimate) -> Tensor:
 @checked
 @dataclass(frozen=True)
 class MovingAverage(Fold):
-    """Fold that keeps a moving average of each client's values over the rounds in which the client took part.
+    """Moving average of each client's values over its rounds.
 
     Args:
-        momentum: mu in [0, 1), the weight of the past; with 0 the value is that of the client's last round.
+        momentum: mu in [0, 1), the weight of the past. With 0 the value is that of the client's last round.
         init: the value before a client's first round, from which the average starts: a number, or ``"uniform"``, 1/n.
             None: the average starts at the first round's value.
     """
@@ -142,8 +142,7 @@ class MovingAverage(Fold):
 @checked
 @dataclass(frozen=True)
 class SurrogateAverage(MovingAverage):
-    """Fold that normalizes each round's values over the round's clients and keeps a moving average of the results
-    (ShapleyFL, definition 4.2 and equation 3).
+    """Moving average of values normalized over the round's clients (ShapleyFL, definition 4.2 and equation 3).
 
     Args:
         momentum: beta in [0, 1), the weight of the past.
@@ -171,7 +170,7 @@ class SurrogateAverage(MovingAverage):
 @checked
 @dataclass(frozen=True)
 class Sum(Fold):
-    """Fold that sums up each client's values over the rounds in which the client took part.
+    """Sum of each client's values over its rounds.
 
     The rounds' estimates are independent, so the variance of the sum is the sum of their variances.
     """
@@ -207,8 +206,7 @@ class Sum(Fold):
 @checked
 @dataclass(frozen=True)
 class Decay(Sum):
-    """Fold that sums up each client's shares of the rounds' gains, with weights that decay from round to round; see
-    :func:`flsv.functional.decayed_shapley`.
+    """Decayed sum of each client's shares of the rounds' gains. See :func:`flsv.functional.decayed_shapley`.
 
     Args:
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
@@ -255,14 +253,12 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return how many rounds were ``skipped``, because all values were 0; ``flagged``, because the values' sum was
-        not positive; and ``truncated``, that is not evaluated because of the threshold.
-        """
+        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated."""
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
-        """Unit of the value; a placeholder ``{}`` stands for the unit of a round's value."""
+        """Unit of the value. A placeholder ``{}`` stands for the unit of a round's value."""
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 
 

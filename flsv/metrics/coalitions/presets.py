@@ -19,10 +19,10 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
 
     U(S) is the performance of the model of coalition S, and C the round's k clients. Inputs and arguments are those of
     :class:`flsv.metrics.PartialFederatedShapley`, without the arguments of the estimator. ``compute`` gives
-    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client that never took part is NaN.
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``. A client that never took part is NaN.
 
     When not to use it:
-        For payment: two clients with the same data both have 0, since neither is missed without the other; the values
+        For payment: two clients with the same data both have 0, since neither is missed without the other. The values
         do not sum to the gain. It is a cheap check of which clients are dispensable.
 
     Example:
@@ -50,14 +50,15 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
 
 
 class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
-    r"""FedSV, ``--config fedsv``: the sum of a client's Shapley values over the rounds in which it took part.
+    r"""FedSV, the sum of a client's Shapley values over its rounds (Wang et al., "A Principled Approach to Data
+    Valuation for Federated Learning", 2020, definition 1).
 
     .. math::
         \phi_i = \sum_{t : i \in C_t} SV_i(t)
 
     :math:`SV_i(t)` is client *i*'s Shapley value in the game of round *t*, and :math:`C_t` the clients of that round.
     Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without ``momentum`` and ``init``.
-    ``compute`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN. The
+    ``compute`` gives ``[num_clients]`` or ``[num_clients, num_classes]``. Clients that never took part are NaN. The
     rounds' estimates are independent, so the variance of the sum is the sum of the rounds' variances.
 
     When not to use it:
@@ -88,18 +89,19 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
 
 
 class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
-    r"""The Shapley value of each round's coalition game, whose players are the clients of that round.
+    r"""The Shapley value in each round's coalition game (Sun et al., "ShapleyFL", KDD 2023, definition 4.1). Its
+    players are the clients of that round.
 
     .. math::
         SV_i = \frac1k \sum_{S \subseteq C \setminus i} \frac{U(S \cup i) - U(S)}{\binom{k-1}{|S|}}
 
     with C the round's k clients, and U(S) the performance, on the server's validation set, of the model that is
     aggregated from the updates of the clients in S. A client that does not take part in a round keeps its previous
-    value; a client that never took part is NaN.
+    value. A client that never took part is NaN.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` that returns the utilities of K
     coalitions (or ``[K, M]`` for M classes), and a ``generator``. Inside a ``FederatedLoop`` the utility is the round's
-    coalition game; all metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in the utility's
+    coalition game. All metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in the utility's
     unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
@@ -117,12 +119,12 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
-            the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
+            the module logs when it validates, or any torchmetrics metric. See :mod:`flsv.games.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
             coalition's model (without BatchNorm) and has value 0. In an average an update of zero shrinks the others'
             updates: if local training overshoots, this improves the model, and a free rider gets a positive value.
-        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds; 0 gives the last
+        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds. 0 gives the last
             round's value.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
@@ -133,9 +135,9 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the estimator, its arguments or the weighting are unknown; the momentum is outside [0, 1); a
-            logged name has no ``mode``; ``init`` is neither a number nor "uniform"; before the first round: the module
-            does not log the name.
+        ConfigurationError: the estimator, its arguments or the weighting are unknown, the momentum is outside [0, 1), a
+            logged name has no ``mode``, ``init`` is neither a number nor "uniform", or before the first round: the
+            module does not log the name.
 
     Example:
         >>> import torch
@@ -163,7 +165,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
 
 
 class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "per_class")):
-    r"""The surrogate federated Shapley value: a moving average of Shapley values normalized to [0, 1] in each round.
+    r"""A moving average of Shapley values normalized to [0, 1] (Sun et al., "ShapleyFL", KDD 2023, definition 4.2).
 
     .. math::
         NSV_i = \frac{SV_i - \min SV}{\max SV - \min SV}, \qquad
@@ -171,14 +173,14 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
 
     with :math:`SV_i` client *i*'s Shapley value in the round's game, minimum and maximum over the round's clients C,
     and :math:`\beta` the weight of the past; if all values are equal, NSV is 1/2 (the paper does not specify this
-    case). A client that does not take part in a round keeps its value; all clients start at ``init``.
+    case). A client that does not take part in a round keeps its value. All clients start at ``init``.
 
     **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value, for
     two reasons. First, in an average over the coalition an update of zero shrinks the others' updates, which improves
     the model if local training overshoots. Second, min-max normalization moves the zero, so that a client that does
     nothing ranks above all clients with a negative value. Measured with FedAvg on the digits (8 clients, one of them a
     free rider, 20 rounds; equal data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to
-    0.035 on average, the honest clients' 0.002 to 0.004; it ranks first, with 0.18 to 0.21 of the sum of all SSV, where
+    0.035 on average, the honest clients' 0.002 to 0.004. It ranks first, with 0.18 to 0.21 of the sum of all SSV, where
     an equal share is 0.125. There are two remedies, and neither is enough by itself: with ``normalize="positive"`` the
     free rider has 0.25 to 0.38 of the sum, with ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive",
     weighting="fixed", init=None`` it has exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That
@@ -186,11 +188,11 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
     averaged in every game. In a round without a positive value all clients then have 0.
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` returns ``[num_clients]`` in [0, 1],
-    NaN for clients that never took part; samplers and aggregators assume ``init`` for them.
+    NaN for clients that never took part. Samplers and aggregators assume ``init`` for them.
 
     When not to use it:
         For payment as it is: values are mapped to [0, 1], so that clients that harm the model or do nothing can have
-        positive values; see free riders above. The metric is meant for sampling and weighting clients.
+        positive values. See free riders above. The metric is meant for sampling and weighting clients.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
@@ -201,13 +203,13 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
         weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV; see
+        normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV. See
             :func:`flsv.functional.normalize_shapley`.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``beta`` is outside [0, 1) or ``init`` outside [0, 1]; the estimator, its arguments or the
+        ConfigurationError: ``beta`` is outside [0, 1) or ``init`` outside [0, 1], the estimator, its arguments or the
             normalization are unknown.
 
     Example:
@@ -237,7 +239,7 @@ CoalitionWeights = Literal["renormalized", "fixed"]
 
 
 class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
-    r"""The decayed sum of each client's share of the rounds' gains.
+    r"""The decayed sum of each client's share of the rounds' gains (Guo et al., Sensors 24(15), 2024, Algorithm 1).
 
     .. math::
         \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
@@ -254,7 +256,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     :mod:`flsv.functional.shapley.decayed`.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
-    ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client that does not take part in a round gets 0 in
+    ``round_index`` from 0. ``compute`` gives ``[num_clients]``. A client that does not take part in a round gets 0 in
     it, and a client that took part in no evaluated round is NaN.
 
     When not to use it:
