@@ -1,4 +1,4 @@
-"""Potentials and the calibrated gradient against POT."""
+"""Dual potentials against POT, and the values of samples made of them."""
 
 import warnings
 
@@ -6,14 +6,17 @@ import numpy as np
 import ot
 import pytest
 import torch
-from functional.transport.samples import labeled
+from functional.transport.samples import blobs, labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
 from flsv.functional import (
     calibrated_gradient,
+    client_values,
     debiased_potential,
+    direct_values,
     label_augmented_cost,
+    label_embedding,
 )
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from flsv.utilities.errors import ConfigurationError
@@ -90,3 +93,31 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
 def test_cost_matrix_larger_than_the_limit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random parts of at most"):
         entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)
+
+
+def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    parts = {part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
+    expected = parts["features"] + 2 * parts["labels"]
+    for label in range(4):
+        expected[y == label] -= expected[y == label].mean()
+    torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(parts["features"], calibrated_gradient(debiased_potential(x, x2)), atol=1e-3, rtol=1e-3)
+    assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
+
+
+def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    direct = direct_values(x, y, x2, y2, label_weight=2.0)
+    found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)
+    torch.testing.assert_close(found, direct, atol=1e-2, rtol=1e-2)
+    unlabeled = direct_values(x, None, x2, y2)
+    torch.testing.assert_close(client_values(x, None, x2), unlabeled)
+    torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabeled)
+    assert torch.equal(direct_values(x, y, x2, None), unlabeled)
+
+
+def test_one_sample_and_absent_classes_have_finite_values() -> None:
+    x, y = labeled(0)
+    assert direct_values(x[:1], y[:1], x, y).tolist() == [0.0]
+    assert direct_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
