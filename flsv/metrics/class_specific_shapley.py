@@ -38,21 +38,16 @@ class ClassSpecificShapley(ContributionMetric):
     over classes, which is in [-1, 1] too. ShapFed weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see
     :func:`flsv.functional.participant_weights`.
 
-    With two classes one row of the head's update is minus the other (the gradients of two logits sum to 0), so that
-    both classes have the same value. The value then shows which clients oppose the majority, such as a client with
-    exchanged labels, and not how useful clients are. A warning is given before training. Figures are in
-    ``docs/explanation/metrics.md``.
+    With two classes one row of the head's update is minus the other, so that both have the same value. It then shows
+    which clients oppose the majority, and not how useful clients are. A warning is given before training.
 
     A cosine does not depend on the amount of data: a client that splits its samples between two names gets nearly twice
     as much. With ``weighting="samples"``, which is not in the paper, ``per_client`` multiplies the mean by the client's
-    number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then get at most as much
-    as the whole. ``compute`` still gives cosines. Numbers of samples are the clients' own claims.
-    :class:`flsv.filters.SampleCap` bounds them.
+    number of samples, which it claims itself (:class:`flsv.filters.SampleCap` bounds it).
 
     When not to use it:
-        For payment: the metric measures agreement with the majority, not usefulness. With two classes: both have the
-        same value. Without a linear classifier head: there are no rows to compare. Where clients have different numbers
-        of samples: a cosine ignores these, so use ``weighting="samples"``.
+        For payment: the metric measures agreement with the majority, not usefulness. With two classes, without a linear
+        classifier head, or by the plain mean where clients have different numbers of samples.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.

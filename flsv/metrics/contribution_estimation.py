@@ -52,12 +52,7 @@ class ContributionEstimation(ContributionMetric):
         \Bigl(1 - \overline{m}_i\Bigr)
 
     with :math:`d_i` client *i*'s update, and :math:`m_i` the score, on its validation samples, of the average of the
-    other clients' models. Bars are means over rounds. A client's contribution is larger the less its update agrees with
-    the other clients' updates, and the worse the others' model performs on its own validation samples. The metric thus
-    rewards being different, which noise and bad data are, too: it does not measure usefulness and does not protect
-    against free riders. Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns
-    the model unchanged has 0.45, and the honest clients have 0.10 to 0.13. A client whose labels are all wrong has
-    0.44, and the others have 0.09 to 0.13. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
+    other clients' models. Bars are means over rounds. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
     ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
@@ -72,8 +67,8 @@ class ContributionEstimation(ContributionMetric):
     If a client on a remote site does not answer, the round is left out of its estimate.
 
     When not to use it:
-        For payment: it rewards being different, so noise, wrong labels and unchanged models have high values. With two
-        clients, which are equally different. It is made for FedCE's weights.
+        For payment: it rewards being different. Of six clients one that returns the model unchanged, or whose labels
+        are all wrong, has nearly half of the sum. With two clients, which are equally different.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.

@@ -142,10 +142,6 @@ class InRunShapley(ContributionMetric):
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
     accurate if updates are small.
 
-    Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
-    wrong has -0.07, the others 0.19 to 0.25. Where 30 % of all labels are wrong, the values of single samples separate
-    wrong from right labels with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``), which is weak.
-
     As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),
     ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
     and ``server_lr``, the server's learning rate. ``compute`` returns ``[num_clients, M + 1]``, or
@@ -153,8 +149,8 @@ class InRunShapley(ContributionMetric):
     NaN. ``per_client`` sums a row.
 
     When not to use it:
-        To find wrong labels, which it detects weakly (figures above). With large updates, with optimizers other than
-        SGD at the clients, and without a validation set at the server.
+        To find wrong labels, which it detects weakly (an AUROC of 0.59 to 0.71 where 30 % are wrong). With large
+        updates, with optimizers other than SGD at the clients, and without a validation set at the server.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.

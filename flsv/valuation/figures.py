@@ -114,10 +114,10 @@ def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: 
     """Write ``flagged.csv``, the client's flagged samples, into its folder.
 
     This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
-    are the ``index`` of the sample in the data set. Its ``label`` at the client (the class's name, if there are names).
-    ``score``, the calibrated gradient in squared feature units, which is higher the more harmful the sample is, and
-    empty for a sample that is not finite, and ``why``, the reason in words. The most harmful samples come first. If no
-    sample is flagged, the file has only the header. If the client has not valued its samples, no file is written.
+    are the sample's ``index`` in the data set, its ``label`` (the class's name, if there are names), its ``score``,
+    the calibrated gradient in squared feature units or empty if it is not finite, and ``why``. The most harmful samples
+    come first. If no sample is flagged, the file has only the header. If the client has not valued its samples, no file
+    is written.
 
     Args:
         local: the client's own data.

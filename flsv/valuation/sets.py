@@ -18,7 +18,7 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
     """Make one client from each pair of samples and classes.
 
     Args:
-        sets: samples ``[m, ...]`` and classes ``[m]`` of each client. M, a client's number of samples, may be 0.
+        sets: samples ``[m, ...]`` and classes ``[m]`` of each client, which may have none.
         num_classes: number of classes. None: the largest class plus one.
 
     Example:

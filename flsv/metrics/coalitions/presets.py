@@ -172,27 +172,20 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         SSV_i \leftarrow \beta\, SSV_i + (1 - \beta)\, NSV_i \quad (i \in C)
 
     with :math:`SV_i` client *i*'s Shapley value in the round's game, minimum and maximum over the round's clients C,
-    and :math:`\beta` the weight of the past; if all values are equal, NSV is 1/2 (the paper does not specify this
-    case). A client that does not take part in a round keeps its value. All clients start at ``init``.
+    and :math:`\beta` the weight of the past. If all values are equal, NSV is 1/2. A client that does not take part in a
+    round keeps its value. All clients start at ``init``.
 
-    **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value, for
-    two reasons. First, in an average over the coalition an update of zero shrinks the others' updates, which improves
-    the model if local training overshoots. Second, min-max normalization moves the zero, so that a client that does
-    nothing ranks above all clients with a negative value. Measured with FedAvg on the digits (8 clients, one of them a
-    free rider, 20 rounds; equal data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to
-    0.035 on average, the honest clients' 0.002 to 0.004. It ranks first, with 0.18 to 0.21 of the sum of all SSV, where
-    an equal share is 0.125. There are two remedies, and neither is enough by itself: with ``normalize="positive"`` the
-    free rider has 0.25 to 0.38 of the sum, with ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive",
-    weighting="fixed", init=None`` it has exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That
-    holds for exact values (cohorts of up to 10 clients), and for models without BatchNorm, whose statistics are
-    averaged in every game. In a round without a positive value all clients then have 0.
+    **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value. In
+    an average an update of zero shrinks the others' updates, which helps if local training overshoots. And min-max
+    moves the zero, so that doing nothing ranks above doing harm. With ``normalize="positive", weighting="fixed",
+    init=None`` together its value is exactly 0, for exact values and models without BatchNorm.
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` returns ``[num_clients]`` in [0, 1],
     NaN for clients that never took part. Samplers and aggregators assume ``init`` for them.
 
     When not to use it:
-        For payment as it is: values are mapped to [0, 1], so that clients that harm the model or do nothing can have
-        positive values. See free riders above. The metric is meant for sampling and weighting clients.
+        For payment: values are mapped to [0, 1], so that clients that do harm or nothing have positive ones. It is made
+        for sampling and weighting clients.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.

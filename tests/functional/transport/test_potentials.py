@@ -22,21 +22,21 @@ from flsv.functional.transport.potentials import entropic_potentials, self_poten
 from flsv.utilities.errors import ConfigurationError
 
 
-def reference(cost: Tensor, eps: float) -> np.ndarray:
-    """POT's potential of the rows, of mean 0."""
+def reference(cost: Tensor, eps: float) -> list[np.ndarray]:
+    """POT's potentials of the rows and of the columns, of mean 0."""
     masses = [np.full(n, 1 / n) for n in cost.shape]
     log = ot.sinkhorn(*masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-9, log=True)[1]
     assert log["err"][-1] < 1e-9
-    return eps * (log["log_u"] - log["log_u"].mean())
+    return [eps * (log[side] - log[side].mean()) for side in ("log_u", "log_v")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blur", [0.5, 0.1])
-def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials(blur: float) -> None:
+def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials() -> None:
+    blur = 0.2
     (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
-    expected = reference(cost, eps) - reference(label_augmented_cost(x, y, x, y), eps)
+    expected = reference(cost, eps)[0] - reference(label_augmented_cost(x, y, x, y), eps)[0]
     found = debiased_potential(x, x2, y=y, y2=y2, blur=blur)
     np.testing.assert_allclose(found - found.mean(), expected, atol=2e-3 * expected.std())
 
@@ -49,10 +49,8 @@ def test_potentials_equal_pots_for_slowly_converging_problems(blur: float) -> No
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
     f, g = entropic_potentials(cost.clone(), eps, 0.7)
-    expected = reference(cost, eps)
-    np.testing.assert_allclose(f - f.mean(), expected, atol=1e-4 * expected.std())
-    expected = reference(cost.T, eps)
-    np.testing.assert_allclose(g - g.mean(), expected, atol=1e-4 * expected.std())
+    for found, expected in zip((f, g), reference(cost, eps)):
+        np.testing.assert_allclose(found - found.mean(), expected, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
