@@ -37,7 +37,7 @@ class TrimmedMean(Aggregator):
 
     Raises:
         ConfigurationError: an argument is out of range, or before training: ``trim`` is above 0 but leaves out no
-        client.
+            client.
 
     Example:
         >>> TrimmedMean(trim=0.3)

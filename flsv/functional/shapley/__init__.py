@@ -1,7 +1,7 @@
 """Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form. A game is any
 function of masks. This package defines none.
 
-Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None, target_stderr=None)``,
+Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``,
 and returns a :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.

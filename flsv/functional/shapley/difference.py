@@ -25,8 +25,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import Sampling, ShapleyEstimate, Utility
 from flsv.functional.shapley.permutation import Moments, random_coalitions, random_permutations
 
 
@@ -36,7 +36,6 @@ def difference_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Estimate Shapley values by their differences from the first player's value (DMC).
 
@@ -44,18 +43,17 @@ def difference_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+        budget: largest number of distinct evaluations. None: 50 n. The minimum is one
             sample of every difference at one coalition size: 2 n evaluations.
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
-        budget suffices for all coalitions, unless ``target_stderr`` is reached before. The standard error is NaN until
+        budget suffices for all coalitions. The standard error is NaN until
         every coalition size has two samples, which takes about 4 n^2 evaluations.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, ``target_stderr`` is not above 0, or there is no player.
+        ConfigurationError: the budget is below the minimum, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -64,22 +62,12 @@ def difference_shapley(
         tensor([3., 1., 2.], dtype=torch.float64)
     """
     per_size = 2 * max(num_players - 1, 1)
-    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size, target_stderr)
-    # With up to 3 players S is empty or all other players: one sample of each size covers all coalitions.
-    if run.buys_all and (target_stderr is None or num_players <= 3):
-        return _enumerate(run.game)
+    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size)
+    if run.buys_all:
+        return exact_shapley(utility, num_players)
     strata = _Strata(run, generator)
     strata.fill(per_size)
-    stderr = strata.stderr()
-    if run.buys_all and not run.reached(stderr):
-        return _enumerate(run.game)
-    return run.game.estimate(strata.values(), stderr, strata.freedom())
-
-
-def _enumerate(game: MemoizedGame) -> ShapleyEstimate:
-    """Compute the values exactly from all coalitions."""
-    values = shapley_of_table(game(all_coalitions(game.num_players)))
-    return game.estimate(values, torch.zeros_like(values))
+    return run.estimate(strata.values(), strata.stderr(), strata.freedom())
 
 
 class _Strata:
@@ -90,8 +78,8 @@ class _Strata:
 
     def __init__(self, run: Sampling, generator: Generator | None) -> None:
         self.run, self.generator = run, generator
-        self.num_players = run.game.num_players
-        empty, grand = run.game.empty_and_grand()
+        self.num_players = run.num_players
+        empty, grand = run.empty_and_grand()
         self.gain = grand - empty
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
@@ -107,15 +95,13 @@ class _Strata:
         # More draws than the budget has evaluations only repeat evaluated coalitions.
         while len(sizes) == strata and inner > 0 and draws < run.budget:
             passes = max(run.left // (inner * per_size), 1)
-            if run.target_stderr is not None:
-                passes = min(passes, max(draws // inner, 1))
             again = 1 + random_permutations(passes, inner, self.generator).flatten()
             with_base, with_other = self.coalitions(again)
             affordable = run.affordable(torch.cat([with_base, with_other], dim=1))
             if affordable:
                 self.add(again[:affordable], with_base[:affordable], with_other[:affordable])
             draws += affordable
-            if affordable < len(again) or run.reached(self.stderr()):
+            if affordable < len(again):
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +118,7 @@ class _Strata:
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
         """Evaluate drawn coalitions, and add the Shapley values that follow to the samples of their size."""
-        both = self.run.game(torch.stack([with_base, with_other]))
+        both = self.run(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
         differences = torch.cat([zero, gaps], dim=1)

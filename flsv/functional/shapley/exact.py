@@ -98,7 +98,6 @@ def exact_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Compute the Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
@@ -115,7 +114,6 @@ def exact_shapley(
         num_players: the number n of players, at most 22.
         budget: largest number of evaluations, at least 2^n. None: no limit.
         generator: not used. It is here because every estimator takes it.
-        target_stderr: not used, since the standard error is 0.
         size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
             the Shapley value.
 
@@ -144,7 +142,6 @@ def leave_one_out(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     r"""Compute the leave-one-out values U(N) - U(N \ {i}).
 
@@ -154,7 +151,6 @@ def leave_one_out(
         num_players: the number n of players.
         budget: largest number of distinct evaluations, at least n + 1. None: n + 1.
         generator: not used. It is here because every estimator takes it.
-        target_stderr: not used, since the standard error is 0.
 
     Returns:
         The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and n + 1 ``evaluations``.
@@ -168,7 +164,7 @@ def leave_one_out(
         >>> leave_one_out(glove, 3).values
         tensor([1., 0., 0.])
     """
-    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1, target_stderr).game
+    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1)
     everybody = torch.ones(1, num_players, dtype=torch.bool)
     utilities = game(torch.cat([everybody, ~torch.eye(num_players, dtype=torch.bool)]))
     values = utilities[0] - utilities[1:]

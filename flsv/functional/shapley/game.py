@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from flsv.utilities import progress
-from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -181,60 +180,37 @@ class MemoizedGame:
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
 MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
-MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often far too small
 
 
-class Sampling:
-    """Memoized game, budget and stopping rule of one call of a sampled estimator."""
+class Sampling(MemoizedGame):
+    """A memoized game with the budget of one call of a sampled estimator, by default 50 n distinct evaluations."""
 
-    # ``budget`` is the largest number of distinct evaluations: by default 50 n, or 2^n with a target. Stopping on it
-    # leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on the players'
-    # numbering. Stopping on ``target_stderr`` has the small bias of sequential sampling.
+    # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
+    # the players' numbering.
 
-    def __init__(
-        self,
-        name: str,
-        utility: Utility,
-        num_players: int,
-        budget: int | None,
-        minimum: int,
-        target_stderr: float | None,
-    ) -> None:
-        self.game = MemoizedGame(utility, num_players)
-        if target_stderr is not None:
-            check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
+    def __init__(self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int) -> None:
+        super().__init__(utility, num_players)
         everything = 2**num_players
         minimum = min(minimum, everything)
         if budget is None:
-            usual = everything if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
-            budget = min(max(usual, minimum), everything)
+            budget = min(max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum), everything)
         if budget < minimum:
             raise ConfigurationError(
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
             )
-        if target_stderr is None:  # with a target the number is not known in advance
-            progress.start("coalitions", min(budget, everything))
-        self.budget, self.target_stderr = budget, target_stderr
+        progress.start("coalitions", min(budget, everything))
+        self.budget = budget
 
     @property
     def buys_all(self) -> bool:
         """Return whether all coalitions of at most 22 players can be evaluated."""
-        return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
-
-    @property
-    def exact(self) -> bool:
-        """Return whether all coalitions are to be evaluated."""
-        return self.target_stderr is None and self.buys_all
+        return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
 
     @property
     def left(self) -> int:
         """Return the number of evaluations that may still be spent."""
-        return self.budget - self.game.evaluations
+        return self.budget - self.evaluations
 
     def affordable(self, groups: Tensor) -> int:
         """Return how many groups of coalitions ``[G, K, n]``, from the first on, the budget still suffices for."""
-        return int((self.game.cost(groups) <= self.left).sum())
-
-    def reached(self, stderr: Tensor) -> bool:
-        """Return whether every standard error is at most the target."""
-        return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())
+        return int((self.cost(groups) <= self.left).sum())

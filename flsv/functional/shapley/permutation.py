@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.exact import all_coalitions, exact_shapley, per_coalition, semivalue_of_table
-from flsv.functional.shapley.game import MIN_SAMPLES_TO_STOP, MemoizedGame, Sampling, ShapleyEstimate, Utility
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility
 from flsv.utilities.declared import Count, NonNegative, checked
 
 
@@ -99,7 +99,6 @@ def permutation_shapley(
     num_permutations: Count | None = None,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Estimate the Shapley value by mean marginal contributions over random orders.
@@ -118,17 +117,16 @@ def permutation_shapley(
             utility's unit and in each of the M games: the remaining players get 0 (TMC). None: never.
         num_permutations: the largest number of orders, such as pFedSV's 3 n, rounded up to an even number with
             ``antithetic``. None: as many as the budget suffices for.
-        budget: largest number of distinct evaluations. None: 50 n, 2^n with ``target_stderr``, or no limit with
+        budget: largest number of distinct evaluations. None: 50 n, or no limit with
             ``num_permutations``. The minimum covers one pair of orders, 2 n evaluations, or with
             ``antithetic=False`` one order, n + 1.
         generator: the random generator that draws the orders. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
         size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
             the Shapley value.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
-        budget suffices for all coalitions, unless ``target_stderr`` is reached before, or ``truncation`` or
+        budget suffices for all coalitions, unless ``truncation`` or
         ``num_permutations`` is given.
 
     Raises:
@@ -143,21 +141,16 @@ def permutation_shapley(
     name, group = "permutation_shapley", 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    run = Sampling(name, utility, num_players, budget, 2 + group * (num_players - 1), target_stderr)
-    may_be_exact = truncation is None and num_permutations is None and run.buys_all
-    if may_be_exact and target_stderr is None:
+    run = Sampling(name, utility, num_players, budget, 2 + group * (num_players - 1))
+    if truncation is None and num_permutations is None and run.buys_all:
         return exact_shapley(utility, num_players, size_weights=size_weights)
     # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
     moments, pairs = _walk(run, group, most, generator, truncation, size_weights)
     stderr = moments.stderr
-    if may_be_exact and not run.reached(stderr):
-        weight = per_coalition(size_weights, num_players)
-        values = semivalue_of_table(run.game(all_coalitions(num_players)), weight)
-        return run.game.estimate(values, torch.zeros_like(values))
     if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
-    return run.game.estimate(moments.mean, stderr, max(pairs - 1, 1))
+    return run.estimate(moments.mean, stderr, max(pairs - 1, 1))
 
 
 def _walk(
@@ -168,31 +161,27 @@ def _walk(
     truncation: float | None,
     size_weights: Sequence[float] | None,
 ) -> tuple[Moments, int]:
-    """Sample groups of orders until budget, target or ``most`` ends it. Count the different groups, too."""
-    moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.game.num_players
+    """Sample groups of orders until budget or ``most`` ends it. Count the different groups, too."""
+    moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
     per_group = max(group * (n - 1), 1)
-    run.game.empty_and_grand()
+    run.empty_and_grand()
     while moments.count < most:
         # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
         safe = most if run.budget >= 2**n else run.left // per_group
         batch = min(max(safe, 2 * affordable, 8), most - moments.count, max(_MAX_BATCH // per_group, 1))
-        if run.target_stderr is not None:
-            batch = min(batch, max(moments.count, MIN_SAMPLES_TO_STOP))
         orders = random_permutations(batch, n, generator)
         if group == 2:
             orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
         affordable = batch if batch <= safe else run.affordable(prefixes(orders).view(batch, -1, n))
         if affordable:
             taken = orders[: affordable * group]
-            samples = marginals_along(run.game, taken, truncation, size_weights)
+            samples = marginals_along(run, taken, truncation, size_weights)
             moments.add(samples.view(-1, group, *samples.shape[1:]).mean(dim=1))
             first = taken[::group]  # of a pair, the order that begins with the lower player stands for both
             first = torch.where((first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1))
             different.update(map(tuple, first.tolist()))
         # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
         if affordable == 0 or (truncation is None and affordable < batch):
-            break
-        if moments.count >= MIN_SAMPLES_TO_STOP and run.reached(moments.stderr):
             break
     return moments, len(different)
 
@@ -210,7 +199,6 @@ def gtg_shapley(
     convergence: NonNegative | None = 0.05,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Estimate the Shapley value by GTG-Shapley.
 
@@ -230,18 +218,16 @@ def gtg_shapley(
             values are 0 (the paper's epsilon_b), relative to the same number. None: values are always estimated.
         convergence: stop once each of the last 10 running means of the values differs from the present one by less than
             this number (relative, averaged over the players). None: sample until the budget is spent.
-        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+        budget: largest number of distinct evaluations. None: 50 n. The minimum is one
             order, n + 1 evaluations.
         generator: the random generator that draws the orders. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
         ``stderr`` is NaN, and there are 2 evaluations.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, a threshold is negative, ``target_stderr`` is not above 0,
-            or there is no player.
+        ConfigurationError: the budget is below the minimum, a threshold is negative, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -249,8 +235,7 @@ def gtg_shapley(
         >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
         (tensor([0., 0., 0., 0.]), 2)
     """
-    run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
-    game = run.game
+    game = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1)
     empty, grand = game.empty_and_grand()
     size = torch.maximum(grand.abs(), empty.abs())
     if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
@@ -260,20 +245,16 @@ def gtg_shapley(
     close = None if truncation is None else truncation * size
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < run.budget:  # more orders than evaluations only repeat coalitions
-        cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
-        if convergence is not None or target_stderr is not None:
-            cycles = 1
+    while len(samples) < game.budget:  # more orders than evaluations only repeat coalitions
+        cycles = 1 if convergence is not None else max(game.left // max(num_players * (num_players - 1), 1), 1)
         orders = _guided(num_players, cycles, generator)
-        affordable = run.affordable(prefixes(orders))
+        affordable = game.affordable(prefixes(orders))
         if affordable:
             samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
             leaders = torch.cat([leaders, orders[:affordable, 0]])
         if affordable < len(orders) and (affordable == 0 or truncation is None):
             break
         if convergence is not None and _converged(samples, convergence):
-            break
-        if target_stderr is not None and run.reached(_stderr(samples, leaders)):
             break
     return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
 

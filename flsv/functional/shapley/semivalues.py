@@ -39,7 +39,6 @@ def banzhaf(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Compute the Banzhaf value, exactly or by stratified sampling.
 
@@ -51,17 +50,15 @@ def banzhaf(
 
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
-        num_players: the number n of players, at most 22 if there is neither a budget nor a target.
+        num_players: the number n of players, at most 22 without a budget.
         budget: largest number of distinct evaluations, as for :func:`stratified_shapley`. None: 2^n.
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: sample coalitions, and stop once every standard error is at most this number. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. ``stderr`` is 0 for exact values.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, there are more than 22 players and neither a budget nor a
-            target, ``target_stderr`` is not above 0, or there is no player.
+        ConfigurationError: the budget is below the minimum, there are more than 22 players and no budget, or no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -71,10 +68,9 @@ def banzhaf(
     """
     check_num_players(num_players)
     weights = size_weights("banzhaf", num_players)
-    if budget is None and target_stderr is None:
+    if budget is None:
         return exact_shapley(utility, num_players, size_weights=weights)
-    given = {"budget": budget, "generator": generator, "target_stderr": target_stderr}
-    return stratified_shapley(utility, num_players, size_weights=weights, **given)  # type: ignore[arg-type]
+    return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
@@ -110,7 +106,6 @@ def beta_shapley(
     beta: Positive = 1.0,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Compute the Beta(alpha, beta)-Shapley value by stratified sampling.
 
@@ -134,14 +129,13 @@ def beta_shapley(
         beta: its second parameter.
         budget: largest number of distinct evaluations, as for :func:`stratified_shapley`.
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
 
     Raises:
         ConfigurationError: alpha or beta is not above 0, the budget is below the minimum, which the message names,
-            ``target_stderr`` is not above 0, or there is no player.
+            or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -150,8 +144,8 @@ def beta_shapley(
         tensor([0.3333, 0.1333, 0.1333], dtype=torch.float64)
     """
     check_num_players(num_players)
-    given: dict[str, Any] = {"budget": budget, "generator": generator, "target_stderr": target_stderr}
-    return stratified_shapley(utility, num_players, size_weights=beta_weights(num_players, alpha, beta), **given)
+    weights = beta_weights(num_players, alpha, beta)
+    return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
 
 
 Estimator = Callable[..., ShapleyEstimate]
@@ -169,7 +163,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "banzhaf": banzhaf,
     "beta": beta_shapley,
 }
-"""Estimators by name. All accept ``budget``, ``generator`` and ``target_stderr``."""
+"""Estimators by name. All accept ``budget`` and ``generator``."""
 
 #: The estimators that can estimate any semivalue; they have the argument ``size_weights``.
 OF_ANY_VALUE = ("exact", "permutation", "stratified")

@@ -65,9 +65,9 @@ class LayeredSample:
         self.minimum = sum(layer.minimum for layer in self.layers)
         self.capacity = sum(layer.capacity for layer in self.layers)
 
-    def grow(self, total: int) -> None:
-        """Draw further coalitions (or pairs) until there are ``total``."""
-        counts = [max(layer.minimum, len(layer.masks)) for layer in self.layers]
+    def draw(self, total: int) -> None:
+        """Draw ``total`` coalitions (or pairs)."""
+        counts = [layer.minimum for layer in self.layers]
         share = [self._share(layer) for layer in self.layers]
         heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
         heapq.heapify(heap)
@@ -77,7 +77,13 @@ class LayeredSample:
             if counts[k] < self.layers[k].capacity:
                 heapq.heappush(heap, ((counts[k] + 1) / share[k], k))
         for layer, count in zip(self.layers, counts, strict=True):
-            self._draw(layer, count)
+            if count == layer.capacity:
+                self._add(layer, self._all(layer), count)
+            elif self.cover:
+                self._add(layer, self._blocks(layer.size), count)
+            while len(layer.masks) < count:
+                sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
+                self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _share(self, layer: Layer) -> float:
         """Return a layer's share of the draws, which is optimal if utilities spread equally at all sizes."""
@@ -88,16 +94,6 @@ class LayeredSample:
             return layer.sizes / math.sqrt(s * (n - s))
         inside, outside = self.size_weights[s - 1], self.size_weights[s]
         return max(math.sqrt(inside**2 * n / s + outside**2 * n / (n - s)), 1e-12)
-
-    def _draw(self, layer: Layer, count: int) -> None:
-        """Draw from a layer until it has ``count``."""
-        if count > len(layer.masks) and count == layer.capacity:
-            self._add(layer, self._all(layer), count)
-        elif self.cover and len(layer.masks) == 0:
-            self._add(layer, self._blocks(layer.size), count)
-        while len(layer.masks) < count:
-            sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
-            self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
         """Add new coalitions to a layer until it has ``count``."""
@@ -137,28 +133,20 @@ def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
     return (1 - len(layer.masks) / layer.capacity) * influences.square().sum(dim=0)
 
 
-def estimate_in_stages(
+def estimate_by_size(
     name: str,
     utility: Utility,
     sample: LayeredSample,
     budget: int | None,
-    target_stderr: float | None,
     estimator: Callable[[MemoizedGame, LayeredSample], tuple[Tensor, Tensor]],
 ) -> ShapleyEstimate:
     """Draw as many coalitions as the budget suffices for, and estimate the values from them."""
-    # With a target, the sample starts at its minimum and grows by half in each stage until the target is reached.
-    at_least = 2 + sample.minimum * (2 if sample.paired else 1)
-    run = Sampling(name, utility, sample.num_players, budget, at_least, target_stderr)
-    if run.exact or sample.num_players <= 2:
+    each = 2 if sample.paired else 1
+    run = Sampling(name, utility, sample.num_players, budget, 2 + sample.minimum * each)
+    if run.buys_all or sample.num_players <= 2:
         return exact_shapley(utility, sample.num_players, size_weights=sample.size_weights)
-    total = min((run.budget - 2) // (2 if sample.paired else 1), sample.capacity)
-    size = total if run.target_stderr is None else min(sample.minimum, total)
-    while True:
-        sample.grow(size)
-        values, stderr = estimator(run.game, sample)
-        if size >= total or run.reached(stderr):
-            return run.game.estimate(values, stderr)
-        size = min(total, size + size // 2 + 1)
+    sample.draw((run.budget - 2) // each)
+    return run.estimate(*estimator(run, sample))
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +174,6 @@ def stratified_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Estimate a semivalue by mean utilities with and without each player.
@@ -202,20 +189,18 @@ def stratified_shapley(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
+        budget: largest number of distinct evaluations. None: 50 n. The minimum covers,
             for each player and size, a coalition with the player and one without: 48 evaluations for 10 players, in
             general about 2 n (1 + log n).
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
         size_weights: the n weights q of another semivalue, see :mod:`flsv.functional.shapley.semivalues`.
 
     Returns:
         The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0,
-        if the budget suffices for all coalitions, unless ``target_stderr`` is reached before.
+        if the budget suffices for all coalitions.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names, ``target_stderr`` is not above 0,
-            or there is no player.
+        ConfigurationError: the budget is below the minimum, which the message names, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -225,7 +210,7 @@ def stratified_shapley(
     """
     sample = LayeredSample(num_players, paired=False, cover=True, size_weights=size_weights, generator=generator)
     by_size = partial(_by_size, size_weights=size_weights)
-    return estimate_in_stages("stratified_shapley", utility, sample, budget, target_stderr, by_size)
+    return estimate_by_size("stratified_shapley", utility, sample, budget, by_size)
 
 
 def _by_size(game: MemoizedGame, sample: LayeredSample, size_weights: Sequence[float] | None) -> tuple[Tensor, Tensor]:
@@ -253,7 +238,6 @@ def complementary_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     r"""Estimate the Shapley value by mean complementary contributions.
 
@@ -269,18 +253,16 @@ def complementary_shapley(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum covers,
+        budget: largest number of distinct evaluations. None: 50 n. The minimum covers,
             for each player and size, a coalition with the player and its complement: 50 evaluations for 10 players, in
             general about 2 n (1 + log n).
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate, as by :func:`stratified_shapley`.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names, ``target_stderr`` is not above 0,
-            or there is no player.
+        ConfigurationError: the budget is below the minimum, which the message names, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -289,7 +271,7 @@ def complementary_shapley(
         tensor([12., 12., 12.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, cover=True, generator=generator)
-    return estimate_in_stages("complementary_shapley", utility, sample, budget, target_stderr, _by_side)
+    return estimate_by_size("complementary_shapley", utility, sample, budget, _by_side)
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
-from flsv.functional.shapley.stratified import Layer, LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.stratified import Layer, LayeredSample, estimate_by_size, layer_variance
 from flsv.utilities.declared import checked
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -252,7 +252,6 @@ def surrogate_shapley(
     unbiased: bool = False,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Estimate the Shapley value by a fitted surrogate game, plus a correction.
 
@@ -265,18 +264,16 @@ def surrogate_shapley(
         num_players: the number n of players.
         unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
             in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.
-        budget: largest number of distinct evaluations. None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+        budget: largest number of distinct evaluations. None: 50 n. The minimum is all
             coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions. None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit. None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
-        budget suffices for all coalitions, unless ``target_stderr`` is reached before.
+        budget suffices for all coalitions.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names, ``target_stderr`` is not above 0,
-            or there is no player.
+        ConfigurationError: the budget is below the minimum, which the message names, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -292,4 +289,4 @@ def surrogate_shapley(
     """
     sample = LayeredSample(num_players, paired=True, generator=generator)
     estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES), 5 if unbiased else 1)
-    return estimate_in_stages("surrogate_shapley", utility, sample, budget, target_stderr, estimator)
+    return estimate_by_size("surrogate_shapley", utility, sample, budget, estimator)

@@ -61,7 +61,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
     n, table = 7, random_table(7, seed=2)
     game, sample = MemoizedGame(table_game(table), n), LayeredSample(n, paired=True, generator=rng(5))
-    sample.grow(24)
+    sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
     values, _ = AdjustedEstimator(fit, 1)(game, sample)
 
