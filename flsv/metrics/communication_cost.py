@@ -35,7 +35,7 @@ class CommunicationCost(ContributionMetric):
     per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
     the model. The rest is assumed to be at the clients before the first round. ``compute`` returns float64
     ``[num_clients, 2]``, the numbers sent and received. NaN for clients that never took part. ``diagnostics`` returns
-    the totals over all clients in parameters and bytes, of all rounds and of the last round.
+    the totals over all clients in parameters and bytes.
 
     When not to use it:
         As a contribution: it measures traffic, not usefulness.
@@ -74,17 +74,12 @@ class CommunicationCost(ContributionMetric):
     exchanged: Tensor
     seen: Tensor
     exchanged_bytes: Tensor
-    last: Tensor
-    last_bytes: Tensor
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Integers: the sums exceed float32's exact integers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
-        # The reduction takes the later part of a run; -1 marks a part without rounds.
-        for name in ("last", "last_bytes"):
-            self.add_state(name, torch.full((2,), -1), dist_reduce_fx=_later)
 
     def update(
         self,
@@ -110,9 +105,7 @@ class CommunicationCost(ContributionMetric):
             bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
         for name, now in (("exchanged", numbers), ("exchanged_bytes", bytes.ceil())):
             total = getattr(self, name)
-            now = now.to(total)
-            total[client_ids] += now
-            setattr(self, name.replace("exchanged", "last"), now.sum(0))
+            total[client_ids] += now.to(total)
         self.seen[client_ids] = True
 
     @staticmethod
@@ -134,17 +127,13 @@ class CommunicationCost(ContributionMetric):
         return value.sum(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the numbers of parameters and bytes that all clients together sent and received: so far, and in the
-        last round.
-        """
-        result: dict[str, Tensor] = {}
-        for when, numbers, bytes in (
-            ("", self.exchanged.sum(0), self.exchanged_bytes.sum(0)),
-            ("round_", self.last.clamp_min(0), self.last_bytes.clamp_min(0)),
-        ):
-            for kind, counts in (("parameters", numbers), ("bytes", bytes)):
-                result |= {f"{when}{kind}_{way}": count for way, count in zip(("up", "down"), counts.cpu().double())}
-        return result
+        """Return the numbers of parameters and bytes that all clients together sent and received so far."""
+        sums = {"parameters": self.exchanged.sum(0), "bytes": self.exchanged_bytes.sum(0)}
+        return {
+            f"{kind}_{way}": count
+            for kind, counts in sums.items()
+            for way, count in zip(("up", "down"), counts.cpu().double())
+        }
 
     def columns(self) -> list[str]:
         return ["up", "down"]
@@ -152,9 +141,3 @@ class CommunicationCost(ContributionMetric):
 
 def _any(stretches: Tensor) -> Tensor:
     return stretches.any(0)
-
-
-def _later(stretches: Tensor) -> Tensor:
-    """Return the totals of the last part that has rounds. A part without has -1."""
-    having = stretches[(stretches >= 0).all(1)]
-    return having[-1] if len(having) else stretches[-1]
