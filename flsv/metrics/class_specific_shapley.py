@@ -30,13 +30,10 @@ class ClassSpecificShapley(ContributionMetric):
     average of these rows over the round's clients, and :math:`\mu` the momentum. The metric costs one dot product per
     client and class, without validation data or coalitions.
 
-    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, the rows :math:`h_{ij}`, where D counts the
-    weights of a class and, if the head has one, its bias, ``server_head [M, D]``, the rows :math:`h_{sj}`, and for
-    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
-    client's update for this class points the same way as the aggregate. 0: orthogonal. Negative: opposed. A client that
-    does not take part in a round keeps its row. A client that never took part is NaN. ``per_client`` returns the mean
-    over classes, which is in [-1, 1] too. ShapFed weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see
-    :func:`flsv.functional.participant_weights`.
+    ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the client's update for this class points the same
+    way as the aggregate. 0: orthogonal. Negative: opposed. A client that does not take part in a round keeps its row. A
+    client that never took part is NaN. ``per_client`` returns the mean over classes, which is in [-1, 1] too. ShapFed
+    weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see :func:`flsv.functional.participant_weights`.
 
     With two classes one row of the head's update is minus the other, so that both have the same value. It then shows
     which clients oppose the majority, and not how useful clients are. A warning is given before training.

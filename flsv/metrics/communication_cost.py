@@ -29,11 +29,8 @@ class CommunicationCost(ContributionMetric):
     .. math::
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
-    As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, the numbers of parameters that
-    the k clients have sent and received (entries of a model's vector, with BatchNorm's statistics, and of everything
-    else that is transmitted), and, if they are known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes
-    per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
-    the model. The rest is assumed to be at the clients before the first round. ``compute`` returns float64
+    A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of the model, with BatchNorm's
+    statistics. The rest is assumed to be at the clients before the first round. ``compute`` returns float64
     ``[num_clients, 2]``, the numbers sent and received. NaN for clients that never took part. ``diagnostics`` returns
     the totals over all clients in parameters and bytes.
 

@@ -54,11 +54,8 @@ class ContributionEstimation(ContributionMetric):
     with :math:`d_i` client *i*'s update, and :math:`m_i` the score, on its validation samples, of the average of the
     other clients' models. Bars are means over rounds. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
 
-    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
-    ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
-    ``clients``, each of which is asked for the score of the aggregate without its own model. ``compute`` gives
-    ``[num_clients]``, values that sum to 1 up to the floor. NaN for clients that never took part. ``diagnostics``
-    returns the mean cosines and the mean errors.
+    ``compute`` gives ``[num_clients]``, values that sum to 1 up to the floor. NaN for clients that never took part.
+    ``diagnostics`` returns the mean cosines and the mean errors.
 
     Differences from the authors' code: (1) Clients may be absent. Means are over the rounds in which a client took
     part. (2) Clients score the aggregate in the round in which it is computed, not at the beginning of their next

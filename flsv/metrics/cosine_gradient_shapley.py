@@ -38,12 +38,10 @@ class CosineGradientShapley(ContributionMetric):
     reputation and :math:`\epsilon` the ``floor``. It costs two products with the matrix of updates, without validation
     data or coalitions.
 
-    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
-    ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after aggregation,
-    with the weights of that aggregation in :math:`u_N`: with :class:`flsv.aggregation.CGSV` these weights are the
-    reputations before the round, as in the paper, and in the first round the clients' shares of the samples.
-    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
-    part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
+    In a ``FederatedLoop`` the metric is updated after aggregation, with the weights of that aggregation in :math:`u_N`:
+    with :class:`flsv.aggregation.CGSV` these weights are the reputations before the round, as in the paper, and in the
+    first round the clients' shares of the samples. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
+    clients seen, NaN for clients that never took part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
 
     The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
     that absent clients keep their reputations. A client that joins late starts from the mean of the known reputations.

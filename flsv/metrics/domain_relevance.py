@@ -27,12 +27,11 @@ class DomainRelevance(ContributionMetric):
     Shapley value of *j*'s model in *i*'s game, in units of accuracy on *i*'s validation samples, and :math:`\alpha` the
     weight of the old score.
 
-    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, values from a personalizer such as
-    :class:`flsv.personalization.PFedSV`, NaN for clients whose models were not evaluated. ``compute`` gives
-    ``[num_clients, num_clients]``, row i with client i's scores of the others. NaN for pairs that were never evaluated.
-    ``per_client`` returns the mean of the scores that other clients gave to a client's model. With a ``truth``,
-    ``diagnostics`` returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score
-    than a pair that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
+    The scores come from a personalizer such as :class:`flsv.personalization.PFedSV`. ``compute`` gives ``[num_clients,
+    num_clients]``, row i with client i's scores of the others. NaN for pairs that were never evaluated. ``per_client``
+    returns the mean of the scores that other clients gave to a client's model. With a ``truth``, ``diagnostics``
+    returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score than a pair
+    that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
 
     When not to use it:
         For one value per client: the metric has one value per pair. Where clients have no validation data of their own,

@@ -29,12 +29,10 @@ class WassersteinContribution(ContributionMetric):
     is none, the barycenter of the round's clients. Server and clients compute it together, and send only interpolated
     points and distances. No coalition is evaluated, and the cost is linear in the number of clients.
 
-    As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
-    ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen. NaN for clients that never took part or have no
-    samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
-    round keeps its last distance. Features of the model change their scale from round to round, so compare only
-    distances of the same round.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen. NaN for clients that never took
+    part or have no samples. ``diagnostics`` returns the distances, in units of the features. A client that does not
+    take part in a round keeps its last distance. Features of the model change their scale from round to round, so
+    compare only distances of the same round.
 
     When not to use it:
         To value the effect of data on training: it compares samples, not models. With images and no good features.

@@ -40,9 +40,8 @@ class GradientAgreement(ContributionMetric):
     is the sum, over all rounds, of the mean absolute term of the round's clients, and :math:`A_i` the same sum over the
     client's rounds. With full participation :math:`A = A_i`.
 
-    As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
-    (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
-    clients seen, NaN for clients that never took part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
+    part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
 
     When not to use it:
         Where classes are of very unequal size: the mean loss's gradient is dominated by the large classes. Where

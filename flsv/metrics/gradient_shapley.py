@@ -37,9 +37,8 @@ class GradientShapley(ContributionMetric):
     k Hessian-vector products for the second order. The expansion is accurate if updates are small. See
     :func:`flsv.functional.gradient_shapley`.
 
-    As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
-    (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss. A
-    client that does not take part in a round keeps its value, a client that never took part is NaN.
+    ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss. A client that does not take
+    part in a round keeps its value, a client that never took part is NaN.
 
     When not to use it:
         With large updates (many local epochs, high learning rates): the expansion is accurate for small updates only.
@@ -142,11 +141,8 @@ class InRunShapley(ContributionMetric):
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
     accurate if updates are small.
 
-    As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),
-    ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
-    and ``server_lr``, the server's learning rate. ``compute`` returns ``[num_clients, M + 1]``, or
-    ``[num_clients, M + 2]`` for the second order, in nats, positive if the loss falls. A client that never took part is
-    NaN. ``per_client`` sums a row.
+    ``compute`` returns ``[num_clients, M + 1]``, or ``[num_clients, M + 2]`` for the second order, in nats, positive if
+    the loss falls. A client that never took part is NaN. ``per_client`` sums a row.
 
     When not to use it:
         To find wrong labels, which it detects weakly (an AUROC of 0.59 to 0.71 where 30 % are wrong). With large

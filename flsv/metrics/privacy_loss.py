@@ -23,10 +23,10 @@ class PrivacyLoss(ContributionMetric):
 
     with :math:`T_i` the number of rounds in which client *i* took part.
 
-    As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN
-    for clients that never took part. ``diagnostics`` returns :math:`T_i` and, if the mechanism has a ``max_epsilon``,
-    the number of rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy``
-    adds this metric under the name ``"epsilon"``.
+    ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN for clients that never took part.
+    ``diagnostics`` returns :math:`T_i` and, if the mechanism has a ``max_epsilon``, the number of rounds that each
+    client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds this metric under the
+    name ``"epsilon"``.
 
     When not to use it:
         As a contribution, or to compare runs with different deltas: it bounds the information in updates, and does not

@@ -40,8 +40,7 @@ def difference_shapley(
     """Estimate Shapley values by their differences from the first player's value (DMC).
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         budget: largest number of distinct evaluations. None: 50 n. The minimum is one
             sample of every difference at one coalition size: 2 n evaluations.

@@ -109,8 +109,8 @@ def exact_shapley(
     ``|C| binom(|C| - 1, |S|)`` and is the Shapley value.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once. It is called with up to 65,536 coalitions at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once. It is
+            called with up to 65,536 coalitions at once.
         num_players: the number n of players, at most 22.
         budget: largest number of evaluations, at least 2^n. None: no limit.
         generator: not used. It is here because every estimator takes it.
@@ -146,8 +146,7 @@ def leave_one_out(
     r"""Compute the leave-one-out values U(N) - U(N \ {i}).
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         budget: largest number of distinct evaluations, at least n + 1. None: n + 1.
         generator: not used. It is here because every estimator takes it.

@@ -109,8 +109,7 @@ def permutation_shapley(
     2019), whose bias is at most ``truncation`` for each player and not in the standard error.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         antithetic: whether to draw each order together with its reverse.
         truncation: truncate an order once its utility differs from the grand coalition's by at most this number, in the
@@ -208,8 +207,8 @@ def gtg_shapley(
     first players in a random order.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once. An order or a round is truncated if all M games are within the threshold.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once. An order
+            or a round is truncated if all M games are within the threshold.
         num_players: the number n of players.
         truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
             paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition.

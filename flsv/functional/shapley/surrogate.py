@@ -259,8 +259,7 @@ def surrogate_shapley(
     residuals, the differences between the utilities and the surrogate, estimated from the sampled coalitions.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
             in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.

@@ -36,9 +36,7 @@ class BlendedContribution(
     values are 0. In a round in which it does not take part a client has no gain and no cosine. A client that never took
     part is NaN.
 
-    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
-    ``client_updates [k, P]`` (parameters only), a ``generator`` and ``aggregation_weights [k]``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1.
 
     When not to use it:
         Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. It does not detect

@@ -70,10 +70,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     rounds. Otherwise (partial participation, adaptive weights) this metric renormalizes with each client's mean weight
     over the rounds, the paper with the weights of each round.
 
-    ``update`` takes ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
-    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a function ``utility`` that
-    makes the game from models, see :meth:`update`, and a ``generator``. ``compute`` returns ``[num_clients]``, in the
-    performance's unit. Use ``update``, not ``forward``, since a single round has no game of its own.
+    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``, since a single
+    round has no game of its own.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten

@@ -99,10 +99,8 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
     aggregated from the updates of the clients in S. A client that does not take part in a round keeps its previous
     value. A client that never took part is NaN.
 
-    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` that returns the utilities of K
-    coalitions (or ``[K, M]`` for M classes), and a ``generator``. Inside a ``FederatedLoop`` the utility is the round's
-    coalition game. All metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in the utility's
-    unit, or ``[num_clients, num_classes]``.
+    Inside a ``FederatedLoop`` the utility is the round's coalition game. All metrics of a round share its evaluations.
+    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
         For payment for a whole run, since the value is that of the last round only: take
@@ -248,9 +246,8 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
     :mod:`flsv.functional.shapley.decayed`.
 
-    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
-    ``round_index`` from 0. ``compute`` gives ``[num_clients]``. A client that does not take part in a round gets 0 in
-    it, and a client that took part in no evaluated round is NaN.
+    ``compute`` gives ``[num_clients]``. A client that does not take part in a round gets 0 in it, and a client that
+    took part in no evaluated round is NaN.
 
     When not to use it:
         Where late rounds matter: early rounds have the largest weights, and clients that join late get little. Where a

@@ -91,10 +91,8 @@ class CoalitionValue(MeasuredMetric):
     in S, and weights :math:`q_s` of the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`.
     A client that does not take part in a round keeps its value. A client that never took part is NaN.
 
-    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` (or ``[K, M]``), a
-    ``generator``, and the ``round_index`` from 0 for folds that look at it. Inside a ``FederatedLoop`` the utility is
-    the round's coalition game. All metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in
-    the utility's unit, or ``[num_clients, num_classes]``.
+    Inside a ``FederatedLoop`` the utility is the round's coalition game. All metrics of a round share its evaluations.
+    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
         Without validation data at the server, or with data unlike those that the model is for. With
