@@ -36,7 +36,7 @@ from flsv.functional.transport.federated import (
     wasserstein_barycenter,
 )
 from flsv.functional.transport.lava import lava
-from flsv.functional.transport.potentials import calibrated_gradient, client_values, debiased_potential, direct_values
+from flsv.functional.transport.potentials import calibrated_gradient, client_values, direct_values
 from flsv.functional.transport.wasserstein import contribution_shares, interpolating_measure, wasserstein_distance
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "complementary_shapley",
     "contribution_estimates",
     "contribution_shares",
-    "debiased_potential",
     "decayed_shapley",
     "difference_shapley",
     "direct_values",

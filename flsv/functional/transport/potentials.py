@@ -68,56 +68,6 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     return ((f - f.mean()) * (len(f) / (len(f) - 1))).to(potential.dtype)
 
 
-@checked
-def debiased_potential(
-    x: Tensor,
-    x2: Tensor,
-    *,
-    blur: NonNegative = 0.1,
-    scaling: Scaling = 0.7,
-    y: Tensor | None = None,
-    y2: Tensor | None = None,
-    covariance: Covariance = "diag",
-    label_weight: NonNegative = 1.0,
-) -> Tensor:
-    """Compute the debiased entropic dual potential of ``x`` towards ``x2``.
-
-    It is the entropic potential of ``x`` in the transport to ``x2`` minus that in the transport of ``x`` to itself. The
-    costs are those of :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to
-    ``blur`` times the mean cost between ``x`` and ``x2``.
-
-    Args:
-        x: samples, ``[m, d]``.
-        x2: samples, or points of an interpolating measure, ``[m2, d]``.
-        blur: the final eps, as a fraction of the mean cost, so that it does not depend on the scale of the data.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-        y: the integer classes of ``x``, ``[m]``. If ``y`` or ``y2`` is None, labels do not enter the cost.
-        y2: the integer classes of ``x2``, ``[m2]``.
-        covariance: see :func:`label_augmented_cost`.
-        label_weight: see :func:`label_augmented_cost`.
-
-    Returns:
-        ``[m]`` in squared feature units, in the dtype of ``x``. 0 if both sides are equal sets.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
-            the cost matrix is larger than 800 MiB.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [1.0], [2.0], [9.0]])
-        >>> debiased_potential(x, x[:3]).argmax()
-        tensor(3)
-    """
-    if y is None or y2 is None:
-        y = y2 = None
-    cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    eps = blur * float(cost.mean(dtype=torch.float64))
-    cross, _ = entropic_potentials(cost, eps, scaling)
-    del cost
-    cost = label_augmented_cost(x, y, x, y, covariance=covariance, label_weight=label_weight)
-    return cross - self_potential(cost, eps, scaling)
-
-
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrites the costs."""
     # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
@@ -260,7 +210,7 @@ def direct_values(
         part: the part of a sample that is valued: its ``"features"`` alone, its ``"labels"`` given the features, or
             ``"both"``.
         blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``. Above 0.
-        scaling: see :func:`debiased_potential`.
+        scaling: the factor of the regularization from one stage to the next, in (0, 1).
         covariance: see :func:`label_augmented_cost`.
         label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
             than feature distances, the values depend on the two data sets' class shares instead of on wrong labels. 0.5
@@ -308,7 +258,7 @@ def client_values(
         part: as for :func:`direct_values`.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
             ``gamma``. Above 0.
-        scaling: see :func:`debiased_potential`.
+        scaling: see :func:`direct_values`.
         covariance: the same as in the label embedding.
         label_weight: the same as in the label embedding. See :func:`direct_values`.
         statistics: the client's class statistics. None: they are computed.
