@@ -1,4 +1,4 @@
-"""Attacks: changes that malicious clients make to their updates, one file per attack.
+"""Attacks: changes that malicious clients make to their updates.
 
 Defences are in ``filters``, faults of clients' data in ``data``.
 """

@@ -10,8 +10,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 
 # All updates d_i of a round share a component, the direction to a better model. Similarity is therefore that of the
 # directions without the cohort's mean direction, averaged over the rounds t in which both clients took part:

@@ -13,8 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
