@@ -14,6 +14,7 @@ from flsv.utilities.declared import Count, NonNegative, checked
 
 def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
     """Draw independent uniform orders of the n players, int ``[count, n]``."""
+    # In float64 ties, which would favor low indices, have a probability below 1e-10 for a thousand players.
     return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
 
 
@@ -267,7 +268,7 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Return whether the running mean of marginal contributions has converged."""
+    """Return whether the running mean of marginal contributions has converged, by the rule of the authors' code."""
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False
     recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
@@ -277,6 +278,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
     """Compute the standard error of the mean of marginal contributions."""
+    # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
     freedom = count - int((led > 0).sum())
