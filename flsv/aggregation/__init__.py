@@ -8,17 +8,13 @@ from flsv.aggregation.base import Aggregator
 from flsv.aggregation.bucketing import Bucketing
 from flsv.aggregation.cgsv import CGSV
 from flsv.aggregation.divergence_weighted import DivergenceWeighted
-from flsv.aggregation.fedadam import FedAdam, FedYogi
 from flsv.aggregation.fedavg import FedAvg
-from flsv.aggregation.fedavgm import FedAvgM
-from flsv.aggregation.fedbuff import FedBuff, StaleStarts
 from flsv.aggregation.fedce import FedCE
 from flsv.aggregation.fednova import FedNova
+from flsv.aggregation.fedopt import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from flsv.aggregation.geometric_median import GeometricMedian
-from flsv.aggregation.server_optimizer import ServerOptimizer
 from flsv.aggregation.shapfed import ShapFedWA
-from flsv.aggregation.shapley_softmax import ShapleySoftmax
-from flsv.aggregation.shapley_weighted import ShapleyWeighted
+from flsv.aggregation.shapley_weighted import ShapleySoftmax, ShapleyWeighted
 from flsv.aggregation.trimmed_mean import TrimmedMean
 
 __all__ = [
@@ -29,7 +25,6 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
-    "FedBuff",
     "FedCE",
     "FedNova",
     "FedYogi",
@@ -38,6 +33,5 @@ __all__ = [
     "ShapFedWA",
     "ShapleySoftmax",
     "ShapleyWeighted",
-    "StaleStarts",
     "TrimmedMean",
 ]

@@ -13,7 +13,7 @@ from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
-    """Base class of aggregators, which combine the models of a round's clients into the next global model.
+    """Base class of aggregators, which make the next global model.
 
     The server calls :meth:`aggregate` once a round, after the filters and the metrics that need no aggregate. If its
     result is a weighted mean of the clients' models, a subclass overrides :meth:`weights` only, otherwise
@@ -21,8 +21,8 @@ class Aggregator(Strategy):
 
     Args:
         server_lr: the server's learning rate: the next global model is x + server_lr (a - x), with x the global model
-            and a the result of :meth:`aggregate`; its buffers (BatchNorm's statistics) are those of a. The server
-            applies ``server_lr`` after :meth:`aggregate`. A subclass may leave this argument out; it is then 1.
+            and a the result of :meth:`aggregate`. Its buffers (BatchNorm's statistics) are those of a. The server
+            applies ``server_lr`` after :meth:`aggregate`. A subclass may leave this argument out. It is then 1.
 
     Raises:
         ConfigurationError: ``server_lr`` is not positive.

@@ -18,12 +18,11 @@ from flsv.utilities.declared import Count
 
 
 class Bucketing(Aggregator):
-    """Aggregator that draws buckets of ``size`` clients at random and combines the buckets' means by another
-    aggregator.
+    """Aggregator that combines the means of random buckets by another one.
 
     Means of several honest clients with different data differ less than the single updates, so that robust rules do not
     mistake these clients for attackers. The last bucket may be smaller. Members of a bucket have equal weights in its
-    mean; the bucket's number of samples is the sum over its members. The other aggregator gives each bucket a weight; a
+    mean. The bucket's number of samples is the sum over its members. The other aggregator gives each bucket a weight. A
     member's weight is this weight divided by the bucket's size. Metrics see the clients' single updates.
 
     Args:

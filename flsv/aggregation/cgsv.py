@@ -16,16 +16,16 @@ from flsv.utilities.declared import Positive
 
 
 class CGSV(Aggregator):
-    """Aggregator with the result x + sum_i r_i u_i, where x is the global model, r_i the reputation of client i and
-    u_i = scale d_i / |d_i| its normalized update.
+    """CGSV's aggregator x + sum_i r_i u_i. Here x is the global model, r_i the reputation of client i and u_i = scale
+    d_i / |d_i| its normalized update.
 
-    The r_i are the reputations after the previous round; in the first round they are the clients' shares of the
+    The r_i are the reputations after the previous round. In the first round they are the clients' shares of the
     samples. The global model moves by at most ``scale``, however long the clients' updates are. With
     :class:`flsv.personalization.SparsifiedReward` the algorithm is complete: ``configs/cgsv.yaml``. Buffers
     (BatchNorm's statistics) have no gradient: they are averaged with weights r.
 
-    Choices that the paper, which has full participation, leaves open: the cohort's reputations are scaled to sum to 1;
-    a client without a reputation gets the mean of the others' reputations.
+    Choices that the paper, which has full participation, leaves open: the cohort's reputations are scaled to sum to 1.
+    A client without a reputation gets the mean of the others' reputations.
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.

@@ -5,35 +5,30 @@ Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sen
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import LocalData, Round
 from flsv.core.strategy import Contributions
-from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
+from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.utilities.declared import Positive
 
 
 class DivergenceWeighted(Aggregator):
-    """Average of the clients' models, weighted by N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+    """Average of the clients' models, weighted by N_k - a F_k + b. See :func:`flsv.functional.divergence_weights`.
 
     N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
-    computes its F_k itself and sends this number to the server; its class histogram stays at the client.
+    computes its F_k itself and sends this number to the server. Its class histogram stays at the client.
 
     Args:
         a: factor of the penalty on divergence.
         b: constant added to every client's weight.
-        kind: kind of divergence, ``"kl"`` (nats) or ``"l2"``.
-        reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
-            label distribution of all clients together, which every client then learns.
         normalize_divergence: whether to scale the cohort's F_k to sum to 1. If False, most weights in the paper's own
             experiments would be negative.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: the kind or reference is unknown, or a or b is not finite.
+        ConfigurationError: a or b is not finite.
 
     Example:
         >>> DivergenceWeighted(a=0.5)
@@ -47,8 +42,6 @@ class DivergenceWeighted(Aggregator):
         self,
         a: float = 0.6,
         b: float = 0.1,
-        kind: Divergence = "kl",
-        reference: Literal["uniform", "global"] = "uniform",
         normalize_divergence: bool = True,
         *,
         server_lr: Positive = 1.0,
@@ -56,13 +49,10 @@ class DivergenceWeighted(Aggregator):
         super().__init__(server_lr=server_lr)
         self.a = a
         self.b = b
-        self.kind = kind
-        self.reference = reference
         self.normalize_divergence = normalize_divergence
 
     def report(self, local: LocalData) -> dict[str, float]:
-        reference: Literal["uniform"] | Tensor = local.population if self.reference == "global" else "uniform"
-        return {"label_divergence": float(label_divergence(local.class_counts, self.kind, reference))}
+        return {"label_divergence": float(label_divergence(local.class_counts))}
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         if "label_divergence" not in round.reports:

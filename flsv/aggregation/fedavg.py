@@ -17,7 +17,7 @@ from flsv.utilities.declared import Positive
 
 
 class FedAvg(Aggregator):
-    """Average of the clients' models, weighted by their numbers of training samples or equally.
+    """Average of the clients' models, weighted by samples or equally.
 
     Args:
         weighting: the clients' weights: ``"samples"``, in proportion to their numbers of samples (McMahan et al.), or

@@ -16,11 +16,11 @@ from flsv.utilities.declared import Positive
 
 
 class FedCE(Aggregator):
-    """Aggregator with the result x + sum_i c_i d_i, where x is the global model, d_i client i's update and c_i its
-    contribution as estimated in earlier rounds; in the first round the weights are equal.
+    """FedCE's aggregator x + sum_i c_i d_i. Here x is the global model, d_i client i's update and c_i its contribution
+    as estimated in earlier rounds. In the first round the weights are equal.
 
     All estimates affect the weights from the next round on. In the authors' code this holds for the clients' errors
-    only; the directions of a round's updates affect the weights of the same round. Choices that the paper, which has
+    only. The directions of a round's updates affect the weights of the same round. Choices that the paper, which has
     full participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an estimate gets
     the mean of the others' estimates.
 

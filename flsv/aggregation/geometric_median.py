@@ -20,7 +20,7 @@ class GeometricMedian(Aggregator):
     x_i is client i's model, and alpha_i its share of the samples.
 
     Each step sets z to the average of the x_i with weights alpha_i / max(nu, |z - x_i|). The weights of the last step,
-    scaled to sum to 1, are the clients' weights. Distances are computed over the parameters, in float64; buffers
+    scaled to sum to 1, are the clients' weights. Distances are computed over the parameters, in float64. Buffers
     (BatchNorm's statistics) are averaged with the same weights.
 
     The paper leaves the first z open. The plain average is not a safe choice: one update of length 1e30 moves it so far
@@ -29,7 +29,7 @@ class GeometricMedian(Aggregator):
 
     Args:
         smoothing: nu > 0, the distance below which a client's weight no longer grows.
-        iterations: the largest number of steps; the paper finds 3 to be enough.
+        iterations: the largest number of steps. The paper finds 3 to be enough.
         tolerance: relative decrease of the objective below which the iteration ends.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 

@@ -19,8 +19,8 @@ from flsv.utilities.declared import Positive
 
 
 class ShapFedWA(Aggregator):
-    """Weighted average sum_i gamma~_i w_i of the clients' models w_i, with weights gamma~_i from the class-specific
-    Shapley values of earlier rounds.
+    """Average of the clients' models, weighted by class-specific Shapley values. The weights gamma~_i are those of
+    earlier rounds.
 
     The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
     round), then the contributions are updated with round t's aggregate.
@@ -34,7 +34,7 @@ class ShapFedWA(Aggregator):
 
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
-        weighting: factor on gamma: ``"uniform"``: 1, as in the paper; ``"samples"``: the client's number of samples.
+        weighting: factor on gamma: ``"uniform"``: 1, as in the paper. ``"samples"``: the client's number of samples.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:

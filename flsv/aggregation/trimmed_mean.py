@@ -23,20 +23,21 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):
-    """Mean of the k clients' values in each entry of the model, without the b largest and the b smallest values, where
-    b = floor(trim * k).
+    """Mean of each entry without its largest and smallest values. Of k clients b = floor(trim * k) are left out at
+    either end.
 
     All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of all
     values, over all entries, that are averaged. Buffers (BatchNorm's statistics) are averaged with these weights. If b
     = 0 for a cohort although ``trim`` is above 0, its plain mean is computed, with a warning.
 
     Args:
-        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end; it should be at
+        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end. It should be at
             least the share of bad clients.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument is out of range; before training: ``trim`` is above 0 but leaves out no client.
+        ConfigurationError: an argument is out of range, or before training: ``trim`` is above 0 but leaves out no
+            client.
 
     Example:
         >>> TrimmedMean(trim=0.3)

@@ -1,23 +1,18 @@
-"""Attacks: changes that malicious clients make to their updates, one file per attack.
+"""Attacks: changes that malicious clients make to their updates.
 
 Defences are in ``filters``, faults of clients' data in ``data``.
 """
 
-from flsv.attacks.a_little_is_enough import ALittleIsEnough
-from flsv.attacks.alignment import Alignment
+from flsv.attacks.alignment import Alignment, HeadAlignment
 from flsv.attacks.base import Attack
-from flsv.attacks.collusion import Collusion
+from flsv.attacks.collusion import Collusion, InnerProductManipulation
 from flsv.attacks.false_reports import FalseReports
 from flsv.attacks.free_rider import FreeRider
 from flsv.attacks.gradient_poisoning import GradientPoisoning
-from flsv.attacks.head_alignment import HeadAlignment
-from flsv.attacks.inner_product_manipulation import InnerProductManipulation
-from flsv.attacks.min_max import MinMax
 from flsv.attacks.scaling import Scaling
 from flsv.attacks.sign_flip import SignFlip
 
 __all__ = [
-    "ALittleIsEnough",
     "Alignment",
     "Attack",
     "Collusion",
@@ -26,7 +21,6 @@ __all__ = [
     "GradientPoisoning",
     "HeadAlignment",
     "InnerProductManipulation",
-    "MinMax",
     "Scaling",
     "SignFlip",
 ]

@@ -14,7 +14,7 @@ from flsv.utilities.seeding import generator_for
 
 
 class Attack(ClientChoice, Upload):
-    """Base class of attacks in which a client changes its own update; :meth:`attack`, which subclasses override,
+    """Base class of attacks in which a client changes its own update. :meth:`attack`, which subclasses override,
     computes the changed update after the client's training.
 
     Only tests and figures read which clients attack, nothing at the server. With the same ``fraction`` and ``seed`` an
@@ -23,7 +23,7 @@ class Attack(ClientChoice, Upload):
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients and of all noise; by default the seed of ``seed_everything``.
+        seed: seed of the choice of clients and of all noise. By default the seed of ``seed_everything``.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -46,8 +46,8 @@ class Attack(ClientChoice, Upload):
         """Compute the update ``[P]`` that the client sends instead of ``update``.
 
         Args:
-            update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device;
-                not to be changed in place. Buffers are not included: a flipped or scaled running variance would turn
+            update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device.
+                Not to be changed in place. Buffers are not included: a flipped or scaled running variance would turn
                 negative and the model's outputs NaN, which is a different attack.
             context: the client and the round, with the client's start point (``start``) and the tensors that it keeps
                 between rounds (``state``).

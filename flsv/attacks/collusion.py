@@ -1,4 +1,4 @@
-"""Collusion: base class of attacks by several clients together, who know updates before these are sent."""
+"""Collusion: attacks of several clients together, and InnerProductManipulation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
@@ -18,7 +19,7 @@ Knowledge = Literal["colluders", "all"]
 
 
 class Collusion(ClientChoice, Upload):
-    """Base class of attacks by several clients together; :meth:`collude`, which subclasses override, computes the
+    """Base class of attacks by several clients together. :meth:`collude`, which subclasses override, computes the
     updates that they send, after the whole cohort has trained.
 
     Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
@@ -30,7 +31,7 @@ class Collusion(ClientChoice, Upload):
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
-        knows: whose updates the colluders see before they attack: ``"colluders"``: their own only; ``"all"``: those of
+        knows: whose updates the colluders see before they attack: ``"colluders"``: their own only. ``"all"``: those of
             all clients of the round, as by eavesdropping.
 
     Raises:
@@ -61,8 +62,8 @@ class Collusion(ClientChoice, Upload):
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
         Args:
-            updates: the j updates that the colluders know, see ``knows``, floating-point ``[j, P]``, without buffers;
-                not to be changed in place.
+            updates: the j updates that the colluders know, see ``knows``, floating-point ``[j, P]``, without buffers.
+                Not to be changed in place.
             colluders: number of colluders in the cohort, at least one.
             cohort: number of clients in the cohort.
             generator: CPU generator that depends on ``seed`` and the round.
@@ -110,3 +111,48 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
                 f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders need updates that "
                 "all start from the global model. Leave one of them out."
             )
+
+
+class InnerProductManipulation(Collusion):
+    """Collusion in which all colluders send the opposite of the mean update that they know.
+
+    Its length is c median |d|, since servers compare lengths with that median (after Xie, Koyejo and Gupta, "Fall of
+    Empires", UAI 2019, section 4).
+
+    With equal weights and m colluders in a cohort of k, the model moves backwards as soon as c m > (k - m) |mean| /
+    median |d|: two of eight clients need c = 3 at most. A metric of agreement with the aggregate then gives positive
+    values to the colluders only.
+
+    Args:
+        length: c, the length as a multiple of the median. The default is just below 5, from which on
+            :class:`flsv.filters.OutlierFilter` can name a client.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
+        seed: seed of the choice of clients.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`.
+
+    Raises:
+        ConfigurationError: the length is not above 0.
+
+    Example:
+        >>> attack = InnerProductManipulation(length=2.0)
+        >>> attack.collude(torch.tensor([[3.0, 4.0], [3.0, 4.0], [6.0, 8.0]]), 1, 3, torch.Generator())
+        tensor([-6., -8.])
+    """
+
+    def __init__(
+        self,
+        length: Positive = 4.9,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+        knows: Knowledge = "all",
+    ) -> None:
+        super().__init__(clients, fraction, seed, knows)
+        self.length = length
+
+    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        known = updates.double()
+        mean, lengths = known.mean(0), torch.linalg.vector_norm(known, dim=1)
+        tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
+        return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(updates)

@@ -20,10 +20,10 @@ class FalseReports(Attack):
     """Attack that reports made-up numbers and sends an honest update.
 
     Args:
-        loss: the mean training loss that the client reports; None for the true loss. The loss is logged, and
+        loss: the mean training loss that the client reports. None for the true loss. The loss is logged, and
             :class:`flsv.benchmark.TrainingLoss` reads it.
         score: the score that the client reports when it evaluates the other clients' joint model on its validation
-            samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE); None for the true score.
+            samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE). None for the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.

@@ -18,10 +18,10 @@ from flsv.uploads import UploadContext
 
 
 class FreeRider(Attack):
-    """Attack that sends back the received model, or this model plus random noise that looks like an update.
+    """Attack that sends back the received model, or adds noise to it.
 
     Args:
-        mode: ``"zero"`` sends an update of zeros; ``"noise"`` sends an update in a uniformly random direction.
+        mode: ``"zero"`` sends an update of zeros. ``"noise"`` sends an update in a uniformly random direction.
         scale: norm of the noise, above 0, in units of the norm of the update that training would have given. (A real
             free-rider would have to guess that norm from the steps of the global model.) Only for ``"noise"``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.

@@ -17,7 +17,7 @@ class Scaling(Attack):
     """Attack that multiplies the update by ``factor``.
 
     Args:
-        factor: factor on the update; above 1, it increases the client's influence on the aggregate.
+        factor: factor on the update. Above 1, it increases the client's influence on the aggregate.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.

@@ -15,10 +15,10 @@ from flsv.utilities.declared import Positive
 
 
 class SignFlip(Attack):
-    """Attack that multiplies the update by ``-scale``: a step that increases the client's own loss.
+    """Attack that multiplies the update by ``-scale``. This step increases the client's own loss.
 
     Args:
-        scale: factor above 0; 1 leaves the norm unchanged.
+        scale: factor above 0. 1 leaves the norm unchanged.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.

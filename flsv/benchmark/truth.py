@@ -26,7 +26,8 @@ from flsv.benchmark.scores import NAN, spearman
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.confidence import half_width
-from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting

@@ -2,13 +2,11 @@
 aggregator see them. Rules that combine updates are in ``aggregation``.
 """
 
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.caps import NormCap, SampleCap
 from flsv.filters.copies import CopyFilter
 from flsv.filters.krum import MultiKrum
-from flsv.filters.norm_cap import NormCap
 from flsv.filters.outliers import OutlierFilter, with_finite_check
-from flsv.filters.sample_cap import SampleCap
 
 __all__ = [
     "Cohort",

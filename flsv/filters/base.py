@@ -3,19 +3,153 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from flsv.core import ClientMatrix, ClientUpdate
+from flsv.core.matrix import copied_rows
 from flsv.core.strategy import Component, FederationInfo
-from flsv.filters.cohort import Cohort
-from flsv.filters.notices import Notices
+from flsv.data.groups import client_called
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import to_host
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Updates of a round's k clients, as filters get them.
+
+    Args:
+        round_index: the round, from 0.
+        updates: the clients' messages, one per client.
+        matrix: the clients' models ``[k, P]``.
+        starts: each client's start point ``[P]``. None for a client whose start point the server does not know.
+        num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
+        num_parameters: number of leading entries of a model that are parameters. The rest are buffers.
+        model: the global model ``[P]`` at the start of the round. None if it is not known.
+        broken: ids of the clients whose model was not finite. These clients are not among the k.
+        unmeasured: ids of the clients whose updates the aggregator sees and the metrics do not.
+        warnings: sentences that filters have added to the warning of this round.
+    """
+
+    round_index: int
+    updates: tuple[ClientUpdate, ...]
+    matrix: Tensor
+    starts: tuple[Tensor | None, ...]
+    num_samples: Tensor
+    num_parameters: int
+    model: Tensor | None = None
+    broken: Sequence[int] = ()
+    unmeasured: Sequence[int] = ()
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Ids of the k clients."""
+        return [update.client_id for update in self.updates]
+
+    @cached_property
+    def common_start(self) -> Tensor | None:
+        """Start point ``[P]`` of all clients. None if they started from different models, or from an unknown one."""
+        first = self.starts[0] if self.starts else None
+        return first if all(start is first for start in self.starts) else None
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Norms of the updates, float64 ``[k]`` on the CPU. If a client's start point is unknown, the distance of its
+        model from the global model."""
+        return self._lengths[0]
+
+    @property
+    def model_norm(self) -> float:
+        """Norm of the global model's parameters at the start of the round. 0 if the model is unknown."""
+        return self._lengths[1]
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, float]:
+        """Copy the updates' lengths and the model's norm to the CPU at once."""
+        cut = self.num_parameters
+        own = [] if self.model is None else [distances(self.model[None, :cut], self.model.new_zeros(1))]
+        if self.common_start is not None:
+            found = [distances(self.matrix[:, :cut], self.common_start[:cut])]
+        else:
+            found = [
+                distances(row[None, :cut], (self.model if start is None else start)[:cut])  # type: ignore[index]
+                for row, start in zip(self.matrix, self.starts)
+            ]
+        lengths = torch.cat(to_host([*found, *own]))
+        return (lengths[:-1], lengths[-1].item()) if own else (lengths, 0.0)
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """Inner products of the updates ``[k, k]``, on the CPU. None unless the server knows all start points."""
+        starts = [start for start in self.starts if start is not None]
+        if not self.updates or len(starts) < len(self.updates):
+            return None
+        return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
+
+    def keep(self, kept: Tensor) -> Cohort:
+        """Return a cohort of only those clients for which ``kept``, bool ``[k]``, is True."""
+        if kept.all():
+            return self
+        which = kept.tolist()
+        return replace(
+            self,
+            updates=tuple(update for update, stays in zip(self.updates, which) if stays),
+            starts=tuple(start for start, stays in zip(self.starts, which) if stays),
+            matrix=copied_rows(self.matrix, kept.nonzero()[:, 0]),
+            num_samples=self.num_samples[kept.to(self.num_samples.device)],
+        )
+
+    def warn(self, *sentences: str) -> Cohort:
+        """Return the cohort with ``sentences`` added to the round's warning."""
+        return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
+
+
+class Notices:
+    """Counter of the rounds in which each client had each fault."""
+
+    def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        self._words = words
+        self.names: Sequence[str] = ()
+        self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
+
+    def is_first(self, fault: str, clients: Sequence[int]) -> bool:
+        """Count a round with ``fault`` for each client, and return whether one has it for the first time."""
+        self._found[fault].update(clients)
+        return any(self._found[fault][client] == 1 for client in clients)
+
+    def describe(self, fault: str, clients: Sequence[int]) -> str:
+        """Name ``clients`` and the number of rounds in which each had ``fault``."""
+        named = []
+        for client in clients:
+            count, called = self._found[fault][client], client_called(client, self.names)
+            named.append(called.removeprefix("client ") + (f" ({count} times)" if count > 1 else ""))
+        return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
+
+    def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
+        """Name ``clients`` and describe their ``fault``."""
+        return f"{self.describe(fault, clients)} {self._words[fault]}"
+
+    def at_the_end(self) -> list[str]:
+        """Describe each fault that clients had in more than one round."""
+        found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
+        return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
+
+    def state_dict(self) -> dict[str, dict[int, int]]:
+        """Return ``{fault: {client: number of rounds}}``."""
+        return {fault: dict(found) for fault, found in self._found.items()}
 
 
 class UpdateFilter(Component):
-    """Base class of filters, which change or drop updates that the server has received, or warn about their clients.
+    """Base class of filters, which change, drop or doubt received updates.
 
     In every round the server passes the received updates through the loop's filters, one after the other, by calling
     :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.
@@ -62,13 +196,13 @@ class UpdateFilter(Component):
 
     @property
     def excludes(self) -> bool:
-        """Whether the filter may drop a client's update, depending on other clients' updates; True unless
+        """Whether the filter may drop a client's update, depending on other clients' updates. True unless
         overridden."""
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether the filter may change updates or numbers of samples; True unless overridden."""
+        """Whether the filter may change updates or numbers of samples. True unless overridden."""
         return True
 
     @cached_property
@@ -82,7 +216,7 @@ class UpdateFilter(Component):
         return []
 
     def hint(self) -> str:
-        """Return a sentence on a possible cause of non-finite models, for warnings; by default an empty text."""
+        """Return a sentence on a possible cause of non-finite models, for warnings. By default an empty text."""
         return ""
 
     def begin(self, federation: FederationInfo) -> None:

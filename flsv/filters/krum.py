@@ -13,8 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
@@ -23,17 +22,17 @@ class MultiKrum(UpdateFilter):
     """Filter that keeps the ``keep`` clients with the lowest Krum scores, see :func:`krum_scores`.
 
     For the aggregator and the metrics the other clients have not taken part in this round. The aggregator determines
-    the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than 2 f + 3
+    the weights of the kept clients. The paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than 2 f + 3
     clients, as after dropouts, is kept whole, with a warning.
 
     Args:
         byzantine: f in the paper, the number of bad clients that a cohort may have. Krum needs at least 2 f + 3
             clients.
-        keep: m in the paper, the number of clients to keep; None: k - f in a cohort of k clients. ``keep=1`` is Krum.
+        keep: m in the paper, the number of clients to keep. None: k - f in a cohort of k clients. ``keep=1`` is Krum.
 
     Raises:
-        ConfigurationError: an argument is out of range; before training: the federation is too small, or a personalizer
-            lets clients start from different models.
+        ConfigurationError: an argument is out of range, or before training: the federation is too small, or a
+            personalizer lets clients start from different models.
 
     Example:
         >>> MultiKrum(byzantine=2)

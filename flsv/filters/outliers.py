@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import UpdateFilter
-from flsv.filters.cohort import Cohort
+from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -20,7 +19,7 @@ NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: thi
 
 
 class OutlierFilter(UpdateFilter):
-    """Filter that warns of clients with non-finite models or far too large updates, and may exclude them.
+    """Filter that warns of non-finite or far too large updates. It may exclude them.
 
     An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
     steps, but the number of steps is only the client's report. By default a too large update is aggregated, but hidden

@@ -2,46 +2,42 @@
 
 from flsv.functional.allocation import allocate
 from flsv.functional.divergences import divergence_weights, label_divergence
-from flsv.functional.fairness import collaborative_fairness
 from flsv.functional.fedce import contribution_estimates, leave_one_out_cosines, without_own
 from flsv.functional.gradient_agreement import gradient_agreement
-from flsv.functional.pfedsv import personalized_weights, top_k_download
-from flsv.functional.relevance import label_overlap, relevance_auroc
-from flsv.functional.shapfed import class_specific_shapley, participant_weights
-from flsv.functional.shapley.banzhaf import banzhaf
-from flsv.functional.shapley.beta import beta_shapley
-from flsv.functional.shapley.complementary import complementary_shapley
+from flsv.functional.pfedsv import label_overlap, personalized_weights, relevance_auroc, top_k_download
+from flsv.functional.shapfed import class_specific_shapley, collaborative_fairness, participant_weights
 from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.exact import exact_shapley, leave_one_out
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import ShapleyEstimate
-from flsv.functional.shapley.gradient import gradient_shapley
-from flsv.functional.shapley.gtg import gtg_shapley
-from flsv.functional.shapley.in_run import client_in_run_values, step_weights
+from flsv.functional.shapley.gradient import client_in_run_values, gradient_shapley, step_weights
 from flsv.functional.shapley.inclusion import importance_probabilities
 from flsv.functional.shapley.knn import knn_shapley
-from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.normalize import normalize_shapley
-from flsv.functional.shapley.permutation import permutation_shapley
+from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.predicted_outputs import predicted_shapley
-from flsv.functional.shapley.semivalues import ESTIMATORS
-from flsv.functional.shapley.stratified import stratified_shapley
+from flsv.functional.shapley.semivalues import ESTIMATORS, banzhaf, beta_shapley
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.functional.transport.barycenter import FederatedBarycenter, wasserstein_barycenter
-from flsv.functional.transport.class_statistics import ClassStatistics, class_statistics, label_distance
-from flsv.functional.transport.cost import label_augmented_cost, label_embedding
-from flsv.functional.transport.fedbary import client_values, direct_values
+from flsv.functional.transport.cost import (
+    ClassStatistics,
+    class_statistics,
+    label_augmented_cost,
+    label_distance,
+    label_embedding,
+)
 from flsv.functional.transport.federated import (
+    FederatedBarycenter,
     FederatedDistance,
     TransportClient,
     TransportServer,
     federated_wasserstein,
+    wasserstein_barycenter,
 )
-from flsv.functional.transport.interpolation import interpolating_measure
 from flsv.functional.transport.lava import lava
-from flsv.functional.transport.potentials import calibrated_gradient, debiased_potential
-from flsv.functional.transport.wasserstein import contribution_shares, wasserstein_distance
+from flsv.functional.transport.potentials import calibrated_gradient, client_values, direct_values
+from flsv.functional.transport.wasserstein import contribution_shares, interpolating_measure, wasserstein_distance
 
 __all__ = [
     "ESTIMATORS",
@@ -64,7 +60,6 @@ __all__ = [
     "complementary_shapley",
     "contribution_estimates",
     "contribution_shares",
-    "debiased_potential",
     "decayed_shapley",
     "difference_shapley",
     "direct_values",

@@ -32,12 +32,12 @@ def allocate(
     """Share a budget out in proportion to contributions.
 
     Args:
-        values: the clients' contributions, ``[n]``, larger is better; NaN for clients without a value, which get
+        values: the clients' contributions, ``[n]``, larger is better. NaN for clients without a value, which get
             nothing.
-        budget: the amount to share out, such as 10000.0 euros; at least 0.
+        budget: the amount to share out, such as 10000.0 euros. At least 0.
         negatives: the rule for negative values. ``"zero"``: a client with a negative value gets nothing, and the others
             share as if it did not exist. ``"shift"``: if the lowest value is negative, it is subtracted from all
-            values; its client gets nothing, and the others' shares become more equal. ``"softmax"``: client i has the
+            values. Its client gets nothing, and the others' shares become more equal. ``"softmax"``: client i has the
             share ``exp(v_i / s)``, divided by the sum of these numbers, with v the values and s their standard
             deviation, so that every client gets something (the form of ShapleyFL's weights, Sun et al., KDD 2023).
             ``"refuse"``: a negative value is an error.
@@ -46,13 +46,13 @@ def allocate(
             client). None: amounts are not rounded.
 
     Returns:
-        The amounts, float64 ``[n]``, each at least 0. With a unit they sum to the budget exactly; without, as closely
+        The amounts, float64 ``[n]``, each at least 0. With a unit they sum to the budget exactly. Without, as closely
         as float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
 
     Raises:
-        ConfigurationError: the rule is unknown; the budget is below 0, not a multiple of the unit, or 2^53 units or
-            more; ``values`` is empty or not a vector; a value is infinite; the rule gives no client anything (such as
-            ``"zero"`` if no value is above 0); or a value is below 0 with ``"refuse"``.
+        ConfigurationError: the rule is unknown, the budget is below 0, not a multiple of the unit, or 2^53 units or
+            more, ``values`` is empty or not a vector, a value is infinite, the rule gives no client anything (such as
+            ``"zero"`` if no value is above 0), or a value is below 0 with ``"refuse"``.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -91,19 +91,7 @@ def _times(count: int, unit: float) -> float:
 
 
 def largest_remainder(shares: list[float], units: int) -> list[int]:
-    """Round shares to whole numbers that sum to ``units`` (Hamilton's method).
-
-    Args:
-        shares: numbers of at least 0; their sum does not matter.
-        units: the sum of the result.
-
-    Returns:
-        One whole number per share: ``units`` times the share's part of the sum, rounded down or up.
-
-    Example:
-        >>> largest_remainder([0.5, 0.3, 0.2], 4)
-        [2, 1, 1]
-    """
+    """Round shares to whole numbers that sum to ``units`` (Hamilton's method)."""
     parts = [Fraction(share) for share in shares]
     total = sum(parts)
     exact = [part * units / total for part in parts]

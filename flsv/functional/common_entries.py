@@ -19,21 +19,7 @@ _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Find the columns in which all rows are equal; the columns are compared in blocks.
-
-    On a CPU, a block without such a column is not yielded, and its remaining rows are not compared as soon as this is
-    known. After training, when models differ everywhere, only the first two rows are compared.
-
-    Args:
-        rows: one model per row, ``[k, P]``, at least one.
-
-    Yields:
-        For each block, its slice of columns, and bool ``[width]``, True for columns in which all rows are equal.
-
-    Example:
-        >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
-        [(slice(0, 2, None), [True, False])]
-    """
+    """Find, block by block, the columns in which all rows ``[k, P]`` are equal: ``(columns, bool)``."""
     width = _BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK
     for begin in range(0, rows.shape[1], width):
         block = slice(begin, min(begin + width, rows.shape[1]))
@@ -56,20 +42,7 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Replace the entries of an average by the rows' common value wherever all averaged rows agree.
-
-    Args:
-        average: one or more weighted averages of the rows, ``[..., P]``, changed in place.
-        rows: the averaged rows, ``[k, P]``.
-
-    Returns:
-        ``average``.
-
-    Example:
-        >>> rows = torch.tensor([[0.1], [0.1]])
-        >>> keep_common(torch.tensor([0.1000001]), rows).equal(rows[0])
-        True
-    """
+    """Set an average ``[..., P]`` of rows, in place, to the rows' common value wherever all rows ``[k, P]`` agree."""
     for block, same in common_entries(rows):
         average[..., block] = rows[0, block].where(same, average[..., block])
     return average

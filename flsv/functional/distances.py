@@ -17,19 +17,7 @@ BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Compute the Euclidean distances of points from an origin in float64.
-
-    Args:
-        points: k points, ``[k, P]``.
-        origin: the point from which all distances are measured, ``[P]``, or ``[k, P]`` with one per point.
-
-    Returns:
-        float64 ``[k]``; NaN for points that contain NaN.
-
-    Example:
-        >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
-        tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
-    """
+    """Compute the Euclidean distances of points ``[k, P]`` from an origin ``[P]`` or ``[k, P]``, float64 ``[k]``."""
     count, length = points.shape
     # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
     # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
@@ -49,15 +37,7 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
 
 def all_finite(vector: Tensor) -> bool:
-    """Return whether no entry of a vector is infinite or NaN, without a second vector in memory.
-
-    Args:
-        vector: the vector to check, ``[P]``.
-
-    Example:
-        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
+    """Return whether all entries of a vector are finite, without a second vector in memory."""
     # If the sum is finite all entries are; an infinite sum may come from finite entries.
     return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
 
@@ -76,19 +56,7 @@ def _lengths(steps: Tensor, scale: bool) -> Tensor:
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """Compute sum_i weights_i points_i in float64; the weights are not normalized.
-
-    Args:
-        points: k points, ``[k, P]``.
-        weights: the points' weights, ``[k]``.
-
-    Returns:
-        float64 ``[P]``.
-
-    Example:
-        >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
-        tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
-    """
+    """Compute sum_i weights_i points_i, float64 ``[P]``, for points ``[k, P]``. Weights are not normalized."""
     count, length = points.shape
     width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
     scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
@@ -103,7 +71,7 @@ def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     """Compute the squared Euclidean distances between the rows of ``x`` ``[m, d]`` and those of ``x2`` ``[m2, d]``.
 
     Returns:
-        float64 ``[m, m2]``; exactly 0 for equal rows.
+        float64 ``[m, m2]``. Exactly 0 for equal rows.
     """
     left, right = x.double(), x2.double()
     origin = right.mean(0)  # Near the origin the three terms below cancel least.

@@ -1,88 +1,44 @@
-"""Divergences of label distributions from a reference, and aggregation weights computed from the divergences.
+"""Divergences of label distributions from the uniform one, and aggregation weights computed from them.
 
-Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
-Kullback-Leibler divergence from the uniform distribution) and equation 6 (the weights). The Euclidean distance and
-other references are those of Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023,
-on whose weights Guo's are built.
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equations 5 and 6.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flsv.utilities.declared import checked
 
-Divergence = Literal["kl", "l2"]
 
-
-@checked
-def label_divergence(
-    class_counts: Tensor, kind: Divergence = "kl", reference: Literal["uniform", "global"] | Tensor = "uniform"
-) -> Tensor:
-    """Compute the divergence of label distributions from a reference.
+def label_divergence(class_counts: Tensor) -> Tensor:
+    """Compute the Kullback-Leibler divergence of label distributions from the uniform one (eq. 5).
 
     Args:
-        class_counts: the numbers of samples of M classes, ``[M]`` for one client or ``[n, M]`` for n clients; each
+        class_counts: the numbers of samples of M classes, ``[M]`` for one client or ``[n, M]`` for n clients. Each
             client has at least one sample.
-        kind: the divergence of the label distribution p from the reference q: ``"kl"``, sum_j p_j log(p_j / q_j) in
-            nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
-        reference: ``"uniform"``: 1/M for each class; ``"global"``: the label distribution of all clients of
-            ``class_counts [n, M]`` together; or a tensor ``[M]`` of counts or probabilities.
 
     Returns:
-        float64 ``[]`` or ``[n]``, at least 0. Against the uniform distribution at most log M (``"kl"``) or
-        sqrt(1 - 1/M) (``"l2"``), the divergence of a client with a single class.
+        float64 ``[]`` or ``[n]`` in nats, from 0 to log M, the divergence of a client with a single class.
 
     Raises:
-        ConfigurationError: ``kind`` or ``reference`` is unknown.
-        ValueError: the shapes do not fit, a client or the reference has no samples, a count is negative, or the
-            reference lacks a class of a client, so that the ``"kl"`` divergence would be infinite.
+        ValueError: the shape does not fit, a client has no samples, or a count is negative.
 
     Example:
         >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
         tensor([0.0000, 0.6931, 1.3863], dtype=torch.float64)
-        >>> label_divergence(torch.tensor([10, 10, 0, 0]), "l2", torch.tensor([2, 1, 1, 0]))
-        tensor(0.3536, dtype=torch.float64)
     """
-    if class_counts.ndim not in (1, 2) or class_counts.shape[-1] == 0:
-        raise ValueError(f"expected class_counts [M] or [n, M], got {list(class_counts.shape)}.")
-    p = _distributions(class_counts, "class_counts")
-    classes = class_counts.shape[-1]
-    if isinstance(reference, Tensor):
-        if reference.shape != (classes,):
-            raise ValueError(f"expected reference [{classes}], as many as classes, got {list(reference.shape)}.")
-        q = _distributions(reference, "reference").to(p.device)
-    elif reference == "global":
-        if class_counts.ndim != 2:
-            raise ValueError(
-                'label_divergence(reference="global") needs the class_counts [n, M] of all clients; for a single one, '
-                "give the federation's counts as reference [M]."
-            )
-        q = _distributions(class_counts.sum(0), "class_counts")
-    else:
-        q = torch.full((classes,), 1 / classes, dtype=torch.float64, device=p.device)
-    if kind == "l2":
-        return (p - q).norm(dim=-1)
-    if ((p > 0) & (q == 0)).any():
-        raise ValueError(
-            'label_divergence(kind="kl"): a client has a class that the reference has not, so that its divergence is '
-            'infinite. Use kind="l2" or a reference with all classes.'
-        )
-    ratio = torch.where(p > 0, p / q, 1.0)
-    return (p * ratio.log()).sum(-1).clamp_min(0)
-
-
-def _distributions(counts: Tensor, name: str) -> Tensor:
-    """Normalize counts ``[..., M]`` to distributions that sum to 1, float64."""
-    counts = counts.double()
+    counts = class_counts.double()
     totals = counts.sum(-1, keepdim=True)
-    if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
-        raise ValueError(f"{name}={counts.tolist()}: expected numbers that are not negative, some of them above 0.")
-    return counts / totals
+    if counts.ndim not in (1, 2) or not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
+        raise ValueError(
+            f"expected class_counts [M] or [n, M], not negative, some of them above 0; got {class_counts.tolist()}."
+        )
+    p = counts / totals
+    ratio = torch.where(p > 0, p / (1 / counts.shape[-1]), 1.0)
+    return (p * ratio.log()).sum(-1).clamp_min(0)
 
 
 @checked
@@ -106,7 +62,7 @@ def divergence_weights(
         divergence: the clients' divergences F, ``[k]``, see :func:`label_divergence`.
         a: the factor of the divergences: the larger, the less weight a client with unusual labels has.
         b: the number added to every weight: the larger, the more equal the weights are.
-        normalize_divergence: whether to divide the divergences by their sum first; if all are 0 they stay 0.
+        normalize_divergence: whether to divide the divergences by their sum first. If all are 0 they stay 0.
 
     Returns:
         The weights, float64 ``[k]``, not negative, which sum to 1. If the formula gives no client a positive weight,

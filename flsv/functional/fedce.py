@@ -2,7 +2,7 @@
 
 A client's estimate is larger if its update points away from the others' updates, and if the aggregate of the others'
 models has a large error on the client's data. Jiang et al., "Fair Federated Medical Image Segmentation via Client
-Contribution Estimation", CVPR 2023; formulas as in the authors' code (NVIDIA FLARE, ``research/fed-ce``).
+Contribution Estimation", CVPR 2023. Formulas as in the authors' code (NVIDIA FLARE, ``research/fed-ce``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPSILON = 1e-8
 
 
 def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
-    r"""Compute the cosine of each client's update with the weighted sum of the others'.
+    r"""Compute each update's cosine with the weighted sum of the others'.
 
     .. math:: \cos_i = \cos\Big(d_i, \sum_j c_j d_j - c_i d_i\Big)
 
@@ -29,7 +29,7 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
         weights: the updates' weights c in the sum, ``[k]``.
 
     Returns:
-        float64 ``[k]`` in [-1, 1]; 0 for a client whose update, or whose sum of the others' updates, is zero.
+        float64 ``[k]`` in [-1, 1]. 0 for a client whose update, or whose sum of the others' updates, is zero.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -74,9 +74,9 @@ def contribution_estimates(
     Args:
         cosines: the clients' means of cos_i over the rounds so far, ``[n]``, in [-1, 1].
         scores: the clients' means of m_i over the rounds so far, ``[n]``, in [0, 1].
-        combine: ``"times"``: multiply a and e; ``"plus"``: add them.
+        combine: ``"times"``: multiply a and e. ``"plus"``: add them.
         floor: the number to which smaller shares are raised, see above.
-        cap: the bound on the errors e, as a multiple of their median over the clients; None: no bound.
+        cap: the bound on the errors e, as a multiple of their median over the clients. None: no bound.
 
     Returns:
         The weights, float64 ``[n]``. As in the authors' code, their sum is above 1 if the floor raises a weight.
@@ -109,7 +109,7 @@ def _shares(values: Tensor, floor: float) -> Tensor:
 
 
 def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
-    """Compute the weighted average of the other clients' models, (A - w x) / (1 - w).
+    """Compute the average of the other clients' models, (A - w x) / (1 - w).
 
     Args:
         aggregate: the weighted average A of all models, ``[P]``.
@@ -117,7 +117,7 @@ def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
         weight: the weight w of this model in the average, in [0, 1].
 
     Returns:
-        ``[P]``; None if ``weight`` is 1, so that the other clients have no weight.
+        ``[P]``. None if ``weight`` is 1, so that the other clients have no weight.
 
     Raises:
         ValueError: ``weight`` is outside [0, 1].

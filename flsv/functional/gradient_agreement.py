@@ -22,21 +22,21 @@ from flsv.utilities.declared import Share, checked
 
 @checked
 def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    r"""Compute each client's contribution, a blend of its shares in loss descent and in agreement.
+    r"""Blend each client's shares in loss descent and in agreement.
 
     .. math::
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
     Args:
-        descent: u, the decrease of the validation loss by each client's updates, to first order, in nats, ``[n]``; NaN
+        descent: u, the decrease of the validation loss by each client's updates, to first order, in nats, ``[n]``. NaN
             for clients that took part in no round.
-        agreement: a, each client's number of samples times the mean cosine of its updates with the aggregate, ``[n]``;
+        agreement: a, each client's number of samples times the mean cosine of its updates with the aggregate, ``[n]``.
             NaN for clients that took part in no round.
         blend: b, the weight of the agreement, in [0, 1].
 
     Returns:
-        The contributions, float64 ``[n]``, which sum to 1; NaN for clients that took part in no round. If no client has
-        a positive u, only a counts, and vice versa; if no client has a positive u or a, all contributions are 0.
+        The contributions, float64 ``[n]``, which sum to 1. NaN for clients that took part in no round. If no client has
+        a positive u, only a counts, and vice versa. If no client has a positive u or a, all contributions are 0.
 
     Raises:
         ConfigurationError: ``blend`` is out of range.
@@ -52,13 +52,7 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
 
 @checked
 def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    """Compute the factors s and t in phi_i = s max(u_i, 0) + t max(a_i, 0), the result of :func:`gradient_agreement`.
-
-    The arguments are those of :func:`gradient_agreement`.
-
-    Returns:
-        s, the factor of the descent, and t, that of the agreement, float64 ``[2]``.
-    """
+    """Compute the factors ``[2]`` of max(u_i, 0) and max(a_i, 0) in :func:`gradient_agreement`."""
     _, weights, totals = _weighed(descent, agreement, blend)
     return (weights / totals).squeeze(1)
 

@@ -17,29 +17,12 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make the state rows of k clients from their values in a single round.
-
-    Args:
-        values: the clients' values in the round, ``[k, M]``.
-        momentum: the momentum mu of the moving average.
-
-    Returns:
-        ``[k, 2M+1]``, one row per client: its first value ``[M]``, its moving average started at 0 ``[M]``, and the
-        number of its values, here 1.
-    """
+    """Make rows ``[k, 2M+1]``: first value, average started at 0, number of values."""
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Merge the clients' state rows, see :func:`momentum_row`, from successive periods of rounds.
-
-    Args:
-        rows: the rows of W periods, ``[W, n, 2M+1]``, earliest first. A row without values changes nothing.
-        momentum: the momentum mu of the moving average.
-
-    Returns:
-        The merged rows, ``[n, 2M+1]``.
-    """
+    """Merge rows ``[W, n, 2M+1]`` of successive periods, earliest first."""
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
     for later in rows[1:]:
@@ -51,39 +34,14 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
-    """Add one more round to the clients' state rows.
-
-    Args:
-        rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
-        client_ids: the indices of the clients in the round, ``[k]``.
-        values: the clients' values in the round, ``[k, M]``.
-        momentum: the momentum mu of the moving average.
-
-    Returns:
-        The new rows, ``[n, 2M+1]``.
-    """
+    """Add a round's values ``[k, M]`` to the clients' rows ``[n, 2M+1]``."""
     now = torch.zeros_like(rows)
     now[client_ids] = momentum_row(values.to(rows), momentum)
     return momentum_merge(torch.stack([rows, now]), momentum)
 
 
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
-    """Compute the clients' moving averages from their state rows.
-
-    Args:
-        rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
-        momentum: the momentum mu of the moving average.
-        init: the value from which all averages start; None: each starts from its first value.
-
-    Returns:
-        ``[n, M]``; NaN for clients without a value.
-
-    Example:
-        >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
-        >>> later = momentum_row(torch.tensor([[0.0], [1.0]]), 0.5)
-        >>> momentum_value(momentum_merge(torch.stack([rows, later]), 0.5), 0.5).squeeze(-1)
-        tensor([0.5000, 1.0000])
-    """
+    """Compute moving averages ``[n, M]``, started at ``init`` or at the first value. NaN without a value."""
     width = (rows.shape[-1] - 1) // 2
     seen = rows[:, -1:]
     start = rows[:, :width] if init is None else init
@@ -92,22 +50,8 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
 
 
 def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
-    """Compute the sum of the squared weights that the values have in a moving average.
-
-    The variance of a moving average of independent values is this sum times the variance of one value.
-
-    Args:
-        count: the number of values in each average, ``[n]``.
-        momentum: the momentum mu of the moving average.
-        init: whether the average starts from a constant; False: it starts from its first value.
-
-    Returns:
-        ``[n]``.
-
-    Example:
-        >>> momentum_squares(torch.tensor([1.0, 3.0]), 0.5)  # 1; 1/4, 1/4 and 1/2
-        tensor([1.0000, 0.3750])
-    """
+    """Compute the sum ``[n]`` of squared weights of ``count`` values in a moving average."""
+    # The variance of a moving average of independent values is this sum times the variance of one.
     first = momentum ** (2 * (count - 1))
     others = (1 - momentum) ** 2 * (1 - first) / (1 - momentum**2)
     return others + first * ((1 - momentum) ** 2 if init else 1)

@@ -7,15 +7,7 @@ from torch import Tensor
 
 
 def nan_to_mean(values: Tensor) -> Tensor:
-    """Replace NaN by the mean of the other values, or by 1 if all values are NaN.
-
-    Args:
-        values: floating-point, of any shape.
-
-    Example:
-        >>> nan_to_mean(torch.tensor([1.0, float("nan"), 3.0]))
-        tensor([1., 2., 3.])
-    """
+    """Replace NaN by the mean of the other values, or by 1 if all are NaN."""
     here = values.cpu()  # one wait for the device instead of three
     known = ~here.isnan()
     mean = here[known].mean() if known.any() else torch.ones((), dtype=here.dtype)

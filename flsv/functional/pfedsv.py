@@ -1,8 +1,7 @@
-"""pFedSV: how much of each model a client mixes into its own, and which models it downloads.
+"""pFedSV: weights of others' models, which models to download, and how well values find relevant clients.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024: the weights of equations 6 and 7, and the dynamic top-k download of section III-C. For the client's own model
-equation 6 divides by the model's distance from itself, 0; the option ``self_weight`` chooses another distance.
+2024: equations 6 and 7, sections III-C and IV-B, figure 7.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from scipy.stats import rankdata
 from torch import Generator, Tensor
 
 from flsv.utilities.declared import Count, NonNegative, checked
@@ -20,18 +20,18 @@ SelfWeight = Policy | NonNegative
 
 @checked
 def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
-    r"""Compute the weights with which a client mixes its own model and the models it has downloaded (eqs. 6 and 7).
+    r"""Compute a client's weights of its own and downloaded models (eqs. 6 and 7).
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
     with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a
-    value above 0, the own model has all weight. For a model at distance 0, w_j would be infinite; models at distance 0
+    value above 0, the own model has all weight. For a model at distance 0, w_j would be infinite. Models at distance 0
     with a value above 0 therefore get all weight, in proportion to their values. Such models equal the client's own
     model, so the mixture does, too.
 
     Args:
         values: the Shapley values of s models, the client's own among them, ``[s]``.
-        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative; the entry of the
+        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative. The entry of the
             own model is not read.
         own: the index of the client's own model.
         self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
@@ -97,13 +97,13 @@ def top_k_download(
     negative score are never chosen again.
 
     Args:
-        relevance: the scores of all n clients, ``[n]``; NaN for unvisited clients.
+        relevance: the scores of all n clients, ``[n]``. NaN for unvisited clients.
         available: bool ``[n]``, True if the server has the client's model.
-        own: the index of the client that downloads; it never downloads its own model.
+        own: the index of the client that downloads. It never downloads its own model.
         k: how many models to download while there is an unvisited client, at least 1.
         explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and each is visited
             within the paper's bound of ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds, with m relevant clients.
-        generator: the random generator that breaks ties; None: torch's default.
+        generator: the random generator that breaks ties. None: torch's default.
 
     Returns:
         The indices of the chosen clients, int64 ``[0]`` to ``[n - 1]``, on the CPU.
@@ -137,3 +137,68 @@ def top_k_download(
     if explore == "unvisited":
         order = order[unvisited[order].int().argsort(descending=True, stable=True)]
     return order[candidates[order]][:k]
+
+
+def label_overlap(class_counts: Tensor) -> Tensor:
+    """Compute the overlap sum_c min(p_ic, p_jc) of clients' label distributions.
+
+    p_ic is the share of class c in client i's samples. The overlap is above 0 for two clients with a class in common,
+    which is the paper's definition of relevance. Where nearly every client has a few samples of every class (Dirichlet
+    partitions), ``label_overlap(counts) > 0.1`` is more informative.
+
+    Args:
+        class_counts: the numbers of samples of each client and class, ``[n, M]``.
+
+    Returns:
+        ``[n, n]`` in [0, 1], symmetric. 0 for a client without samples.
+
+    Raises:
+        ValueError: ``class_counts`` is not a matrix, or a count is negative.
+
+    Example:
+        >>> label_overlap(torch.tensor([[50, 50, 0], [0, 20, 20], [0, 0, 9]]))
+        tensor([[1.0000, 0.5000, 0.0000],
+                [0.5000, 1.0000, 0.5000],
+                [0.0000, 0.5000, 1.0000]])
+    """
+    if class_counts.ndim != 2 or bool((class_counts < 0).any()):
+        raise ValueError(f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}.")
+    counts = class_counts.float()
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    # Class by class: [n, n, M] would be large for hundreds of clients.
+    return sum((torch.minimum(p[:, None], p[None, :]) for p in shares.T), start=shares.new_zeros(len(shares)))
+
+
+def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
+    """Compute the AUROC of scores of pairs of clients. It is the probability that a relevant pair scores higher than an
+    irrelevant one.
+
+    Ties count half. A pair is an ordered pair of two different clients.
+
+    Args:
+        relevance: ``[n, n]``, the pairs' scores. NaN for pairs without a score, which are left out.
+        truth: ``[n, n]``, above 0 (or True) for relevant pairs.
+
+    Returns:
+        A scalar in [0, 1], float64. NaN unless there are relevant and irrelevant pairs with scores.
+
+    Raises:
+        ValueError: ``relevance`` and ``truth`` are not square matrices of one size.
+
+    Example:
+        >>> nan = float("nan")
+        >>> relevance = torch.tensor([[nan, 0.2, -0.1], [0.3, nan, nan], [0.1, 0.2, nan]])
+        >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        tensor(0.9167, dtype=torch.float64)
+    """
+    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
+        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
+    known = ~relevance.isnan()
+    known.fill_diagonal_(False)
+    scores, positive = relevance[known], truth.to(relevance.device)[known] > 0
+    wins, losses = int(positive.sum()), int((~positive).sum())
+    if wins == 0 or losses == 0:
+        return torch.tensor(float("nan"), dtype=torch.float64)
+    # Mann and Whitney: from the ranks of the relevant pairs; tied scores get the mean of their ranks.
+    rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
+    return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)

@@ -1,11 +1,6 @@
-"""ShapFed: class-specific Shapley values (CSSV), and participants' weights computed from them.
+"""ShapFed: class-specific Shapley values (CSSV), participants' weights made of them, and collaborative fairness.
 
-Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6. The
-contribution of a participant to a class is approximated by the cosine between the class's row in the participant's
-classifier head and the same row in the aggregate's head, without a validation set and without evaluating coalitions.
-
-Departures from the authors' code: the weights use (1 + cosine)/2 as in eq. 6 (with plain cosines they can be negative
-or unbounded), and a zero row (a class without training samples) has the cosine 0 instead of NaN.
+Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, eqs. 5 and 6, section 4.3.
 """
 
 from __future__ import annotations
@@ -15,15 +10,15 @@ from torch import Tensor
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
-    """Compute the cosine between each participant's head row of a class and the aggregate's row of this class (eq. 5).
+    """Compute cosines between participants' and the aggregate's head rows (eq. 5).
 
     Args:
-        client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes; either the
+        client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes. Either the
             heads' updates or their weights, with or without the bias.
         server_head: the aggregate's head in the same form, ``[M, D]``.
 
     Returns:
-        The cosines, ``[k, M]``, in [-1, 1]; 0 if either row is zero.
+        The cosines, ``[k, M]``, in [-1, 1]. 0 if either row is zero.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -52,7 +47,7 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         cssv: the cosines of k participants for M classes, ``[k, M]``, in [-1, 1].
 
     Returns:
-        The contributions ``[k]`` in [0, 1], means over the classes of (1 + cosine)/2; and the shares ``[k]``, which sum
+        The contributions ``[k]`` in [0, 1], means over the classes of (1 + cosine)/2, and the shares ``[k]``, which sum
         to 1 and are equal if every contribution is 0.
 
     Example:
@@ -70,3 +65,36 @@ def _scaled(rows: Tensor) -> Tensor:
     """Divide each row by its largest absolute entry."""
     largest = rows.abs().amax(-1, keepdim=True)
     return rows / largest.where(largest > 0, torch.ones_like(largest))
+
+
+def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
+    """Compute Pearson's correlation, across clients, of standalone and final accuracy.
+
+    Args:
+        standalone: ``[n]``, the accuracy that each client reaches by training alone. Clients with a NaN in either
+            vector are left out.
+        final: ``[n]``, the accuracy of each client's model after the federation.
+
+    Returns:
+        A scalar in [-1, 1]. 1 is fair. NaN where the correlation is not defined: fewer than two clients, equal
+        standalone accuracies, or equal final accuracies (FedAvg without local training gives all clients one model).
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> alone = torch.tensor([0.8, 0.5, 0.3])
+        >>> collaborative_fairness(alone, torch.tensor([0.9, 0.75, 0.65]))
+        tensor(1.)
+        >>> collaborative_fairness(alone, torch.tensor([0.7, 0.7, 0.7]))
+        tensor(nan)
+    """
+    if standalone.ndim != 1 or standalone.shape != final.shape:
+        raise ValueError(f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}.")
+    dtype = torch.promote_types(standalone.dtype, torch.float32)
+    pairs = torch.stack([standalone.double(), final.double()])
+    pairs = pairs[:, ~pairs.isnan().any(0)]
+    if pairs.shape[1] < 2 or (pairs == pairs[:, :1]).all(1).any():
+        return torch.tensor(float("nan"), dtype=dtype, device=standalone.device)
+    x, y = pairs - pairs.mean(1, keepdim=True)
+    return ((x @ y) / (x.norm() * y.norm())).clamp(-1, 1).to(dtype)

@@ -27,7 +27,7 @@ from torch import Tensor
 from flsv.core import Client, LocalData, NoAnswer, map_clients
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, PredictedGame
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import Scores

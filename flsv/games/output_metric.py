@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExa
 
 from flsv.games.scores import loss_dtype
 from flsv.games.validation_batches import kind_of
-from flsv.scores.ranking import ClassScore, class_1_probabilities
+from flsv.scores.class_scores import ClassScore, class_1_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"

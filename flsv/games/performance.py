@@ -44,7 +44,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.output_metric import scores_class_1
-from flsv.scores.ranking import CLASS_SCORES, ClassScore
+from flsv.scores.class_scores import CLASS_SCORES, ClassScore
 from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError

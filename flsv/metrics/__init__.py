@@ -4,7 +4,7 @@ By the question that they answer:
 
 - Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut; mixed
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut. Mixed
   with agreement, BlendedContribution.
 - How much does each client add to coalitions of others, by training each alone? ShadowShapley.
 - Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
@@ -14,26 +14,26 @@ By the question that they answer:
 """
 
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.calibrated_ot_gradient import CalibratedOTGradient
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
 from flsv.metrics.coalitions.blended_contribution import BlendedContribution
-from flsv.metrics.coalitions.cumulative_shapley import CumulativeShapley
-from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
-from flsv.metrics.coalitions.leave_one_out import LeaveOneOut
 from flsv.metrics.coalitions.one_round_shapley import OneRoundShapley
-from flsv.metrics.coalitions.partial_federated_shapley import PartialFederatedShapley
-from flsv.metrics.coalitions.surrogate_federated_shapley import SurrogateFederatedShapley
+from flsv.metrics.coalitions.presets import (
+    CumulativeShapley,
+    DecayedShapley,
+    LeaveOneOut,
+    PartialFederatedShapley,
+    SurrogateFederatedShapley,
+)
 from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.metrics.communication_cost import CommunicationCost
 from flsv.metrics.contribution_estimation import ContributionEstimation
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
 from flsv.metrics.domain_relevance import DomainRelevance
+from flsv.metrics.fedbary import CalibratedOTGradient, WassersteinContribution
 from flsv.metrics.gradient_agreement import GradientAgreement
-from flsv.metrics.gradient_shapley import GradientShapley
-from flsv.metrics.in_run_shapley import InRunShapley
+from flsv.metrics.gradient_shapley import GradientShapley, InRunShapley
 from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.metrics.shadow import ShadowShapley
-from flsv.metrics.wasserstein_contribution import WassersteinContribution
 
 __all__ = [
     "BlendedContribution",

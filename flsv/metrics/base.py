@@ -16,9 +16,8 @@ from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.needs import Guide, needs_in_words
+from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
 from flsv.metrics.plot import plot_contributions
-from flsv.metrics.round_checks import check_clients, check_rows
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
@@ -28,9 +27,7 @@ from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Reduce the states ``[W, ...]`` of W successive parts of a run, earliest first, to one state: each entry's last
-    value that is not NaN. It is the ``dist_reduce_fx`` of such states.
-    """
+    """Merge states ``[W, ...]`` of successive parts of a run: each entry's last value that is not NaN."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
@@ -41,14 +38,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
     A contribution metric is a torchmetrics metric that is updated once per round. ``compute()`` returns
-    ``[num_clients]`` or ``[num_clients, num_classes]``; values of clients that never took part are NaN. A subclass
+    ``[num_clients]`` or ``[num_clients, num_classes]``. Values of clients that never took part are NaN. A subclass
     defines ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
     are attributes of :class:`flsv.Round`: a :class:`flsv.FederatedLoop` passes these attributes of each round. This
     class checks before each update that the ``client_ids`` are valid and that each tensor has one row per client, and
     counts the updates in the state ``rounds``.
 
     The states do not grow with the number of rounds, unless a metric says so: ``update`` accumulates each round into
-    them. A state's reduction must be able to merge the states of two parts of a run, the later part second;
+    them. A state's reduction must be able to merge the states of two parts of a run, the later part second.
     ``forward``, ``merge_state`` and a sync between processes call it.
 
     Arguments that a subclass stores before it calls this constructor are read-only afterwards, since the states depend
@@ -73,11 +70,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes; by default True if values are per class."""
+        """Whether the training samples must have classes. By default True if values are per class."""
         return self.per_class
 
     prior: float | None = None
-    """Value that samplers, aggregators and personalizers assume for a client that never took part; None: they get NaN.
+    """Value that samplers, aggregators and personalizers assume for a client that never took part. None: they get NaN.
     ``compute`` returns NaN for such a client in either case.
     """
 
@@ -105,7 +102,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Cost of a round, in words."""
 
     reported_by: str | None = None
-    """Code of the setting that makes clients report the metric's inputs; None if every round has these inputs."""
+    """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
 
     def __init__(
         self,
@@ -180,11 +177,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        """Declare the metric's states with ``add_state``; called once, as soon as both sizes are known.
+        """Declare the metric's states with ``add_state``. Called once, as soon as both sizes are known.
 
         Args:
             num_clients: n, the number of clients.
-            num_classes: M, the number of classes; it may be None if ``per_class`` is False.
+            num_classes: M, the number of classes. It may be None if ``per_class`` is False.
         """
 
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
@@ -233,13 +230,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return {}
 
     def columns(self) -> list[str] | None:
-        """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``; None if the
+        """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``. None if the
         columns are the classes.
         """
         return None
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Reduce the result ``value`` of ``compute`` to one number per client ``[num_clients]``; by default, take the
+        """Reduce the result ``value`` of ``compute`` to one number per client ``[num_clients]``. By default, take the
         mean over the classes.
         """
         return value.mean(-1) if value.ndim == 2 else value
@@ -287,13 +284,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         rounds' values. :func:`flsv.utilities.plots.waterfall` is in the style of shap.
 
         Args:
-            val: a result of ``compute`` or ``forward``, or a list of such results, one per round; by default
+            val: a result of ``compute`` or ``forward``, or a list of such results, one per round. By default
                 ``compute()``.
-            ax: a matplotlib axis to draw into; by default that of a new figure.
-            limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
-            stderr: standard errors ``[num_clients]``, drawn on the bars; by default those in ``diagnostics`` if ``val``
+            ax: a matplotlib axis to draw into. By default that of a new figure.
+            limits: lowest and highest value of the scale. By default the lowest and highest of ``val``.
+            stderr: standard errors ``[num_clients]``, drawn on the bars. By default those in ``diagnostics`` if ``val``
                 is None, otherwise none.
-            title: title of the picture; by default the class's name.
+            title: title of the picture. By default the class's name.
 
         Returns:
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
@@ -367,7 +364,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
-        """Convert updates ``[k, P]`` to a :class:`ClientMatrix`. A ``FederatedLoop`` already passes one; it is returned
+        """Convert updates ``[k, P]`` to a :class:`ClientMatrix`. A ``FederatedLoop`` already passes one. It is returned
         unchanged.
         """
         if not isinstance(client_updates, Tensor):

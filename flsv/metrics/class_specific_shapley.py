@@ -30,40 +30,32 @@ class ClassSpecificShapley(ContributionMetric):
     average of these rows over the round's clients, and :math:`\mu` the momentum. The metric costs one dot product per
     client and class, without validation data or coalitions.
 
-    As input to ``update``: ``client_ids [k]``; ``client_heads [k, M, D]``, the rows :math:`h_{ij}`, where D counts the
-    weights of a class and, if the head has one, its bias; ``server_head [M, D]``, the rows :math:`h_{sj}`; and for
-    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
-    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client that
-    does not take part in a round keeps its row; a client that never took part is NaN. ``per_client`` returns the mean
-    over classes, which is in [-1, 1] too. ShapFed weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see
-    :func:`flsv.functional.participant_weights`.
+    ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the client's update for this class points the same
+    way as the aggregate. 0: orthogonal. Negative: opposed. A client that does not take part in a round keeps its row. A
+    client that never took part is NaN. ``per_client`` returns the mean over classes, which is in [-1, 1] too. ShapFed
+    weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see :func:`flsv.functional.participant_weights`.
 
-    With two classes one row of the head's update is minus the other (the gradients of two logits sum to 0), so that
-    both classes have the same value. The value then shows which clients oppose the majority, such as a client with
-    exchanged labels, and not how useful clients are; a warning is given before training. Figures are in
-    ``docs/explanation/metrics.md``.
+    With two classes one row of the head's update is minus the other, so that both have the same value. It then shows
+    which clients oppose the majority, and not how useful clients are. A warning is given before training.
 
     A cosine does not depend on the amount of data: a client that splits its samples between two names gets nearly twice
     as much. With ``weighting="samples"``, which is not in the paper, ``per_client`` multiplies the mean by the client's
-    number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then get at most as much
-    as the whole. ``compute`` still gives cosines. Numbers of samples are the clients' own claims;
-    :class:`flsv.filters.SampleCap` bounds them.
+    number of samples, which it claims itself (:class:`flsv.filters.SampleCap` bounds it).
 
     When not to use it:
-        For payment: the metric measures agreement with the majority, not usefulness. With two classes: both have the
-        same value. Without a linear classifier head: there are no rows to compare. Where clients have different numbers
-        of samples: a cosine ignores these, so use ``weighting="samples"``.
+        For payment: the metric measures agreement with the majority, not usefulness. With two classes, without a linear
+        classifier head, or by the plain mean where clients have different numbers of samples.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
-        momentum: mu in [0, 1), the weight of the past in the moving average; the paper gives no value. The average is
+        momentum: mu in [0, 1), the weight of the past in the moving average. The paper gives no value. The average is
             over the rounds in which the client took part.
         source: whether the head's ``"update"`` or its ``"weights"`` are compared. The authors' code compares weights,
             but after some tens of rounds all cosines of weights are above 0.98, so updates are the default.
-        weighting: ``"uniform"``: ``per_client`` gives the plain mean, as in the paper; ``"samples"``: it is multiplied
+        weighting: ``"uniform"``: ``per_client`` gives the plain mean, as in the paper. ``"samples"``: it is multiplied
             by the moving average of the client's number of samples, with the momentum of the cosines.
-        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+        head: name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
@@ -161,7 +153,7 @@ class ClassSpecificShapley(ContributionMetric):
             num_samples: ``[k]``, the clients' numbers of samples, needed for ``weighting="samples"``.
 
         Raises:
-            ValueError: shapes do not fit, or client ids are unknown or repeated; ``num_samples`` is missing with
+            ValueError: shapes do not fit, or client ids are unknown or repeated, ``num_samples`` is missing with
                 ``weighting="samples"``.
         """
         if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
@@ -180,12 +172,12 @@ class ClassSpecificShapley(ContributionMetric):
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """Compute the moving averages of the cosines, ``[num_clients, num_classes]``; NaN for clients that never took
+        """Compute the moving averages of the cosines, ``[num_clients, num_classes]``. NaN for clients that never took
         part."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute each client's mean over the classes ``[num_clients]``, in [-1, 1]; with ``weighting="samples"``
+        """Compute each client's mean over the classes ``[num_clients]``, in [-1, 1]. With ``weighting="samples"``
         multiply it by the moving average of the client's number of samples. NaN for clients that never took part.
         """
         mean = super().per_client(value)

@@ -17,9 +17,7 @@ from flsv.metrics.base import ContributionMetric
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers, or with ``bytes`` the bytes, that each of the r clients in ``round.reached`` sent
-    (``way="up"``) or received (``"down"``), ``[r]``.
-    """
+    """Count the numbers or bytes that each of the r reached clients sent or received, ``[r]``."""
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
     return count(round.reached.tolist(), way).to(round.reached.device)
@@ -31,13 +29,10 @@ class CommunicationCost(ContributionMetric):
     .. math::
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
-    As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, the numbers of parameters that
-    the k clients have sent and received (entries of a model's vector, with BatchNorm's statistics, and of everything
-    else that is transmitted), and, if they are known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes
-    per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
-    the model; the rest is assumed to be at the clients before the first round. ``compute`` returns float64
-    ``[num_clients, 2]``, the numbers sent and received; NaN for clients that never took part. ``diagnostics`` returns
-    the totals over all clients in parameters and bytes, of all rounds and of the last round.
+    A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of the model, with BatchNorm's
+    statistics. The rest is assumed to be at the clients before the first round. ``compute`` returns float64
+    ``[num_clients, 2]``, the numbers sent and received. NaN for clients that never took part. ``diagnostics`` returns
+    the totals over all clients in parameters and bytes.
 
     When not to use it:
         As a contribution: it measures traffic, not usefulness.
@@ -76,17 +71,12 @@ class CommunicationCost(ContributionMetric):
     exchanged: Tensor
     seen: Tensor
     exchanged_bytes: Tensor
-    last: Tensor
-    last_bytes: Tensor
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Integers: the sums exceed float32's exact integers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
-        # The reduction takes the later part of a run; -1 marks a part without rounds.
-        for name in ("last", "last_bytes"):
-            self.add_state(name, torch.full((2,), -1), dist_reduce_fx=_later)
 
     def update(
         self,
@@ -102,8 +92,8 @@ class CommunicationCost(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             uploaded: ``[k]``, how many numbers each client sent to the server.
             downloaded: ``[k]``, how many numbers each client received from the server.
-            uploaded_bytes: ``[k]``, the bytes of ``uploaded``; None: 4 bytes per number.
-            downloaded_bytes: ``[k]``, the bytes of ``downloaded``; None: 4 bytes per number.
+            uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
+            downloaded_bytes: ``[k]``, the bytes of ``downloaded``. None: 4 bytes per number.
         """
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
@@ -112,16 +102,12 @@ class CommunicationCost(ContributionMetric):
             bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
         for name, now in (("exchanged", numbers), ("exchanged_bytes", bytes.ceil())):
             total = getattr(self, name)
-            now = now.to(total)
-            total[client_ids] += now
-            setattr(self, name.replace("exchanged", "last"), now.sum(0))
+            total[client_ids] += now.to(total)
         self.seen[client_ids] = True
 
     @staticmethod
     def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
-        """Check the shapes of the counts ``up`` and ``down`` and stack them to ``[k, 2]``; ``name`` is the argument's
-        name in an error.
-        """
+        """Check and stack two counts to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
@@ -138,17 +124,13 @@ class CommunicationCost(ContributionMetric):
         return value.sum(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the numbers of parameters and bytes that all clients together sent and received: so far, and in the
-        last round.
-        """
-        result: dict[str, Tensor] = {}
-        for when, numbers, bytes in (
-            ("", self.exchanged.sum(0), self.exchanged_bytes.sum(0)),
-            ("round_", self.last.clamp_min(0), self.last_bytes.clamp_min(0)),
-        ):
-            for kind, counts in (("parameters", numbers), ("bytes", bytes)):
-                result |= {f"{when}{kind}_{way}": count for way, count in zip(("up", "down"), counts.cpu().double())}
-        return result
+        """Return the numbers of parameters and bytes that all clients together sent and received so far."""
+        sums = {"parameters": self.exchanged.sum(0), "bytes": self.exchanged_bytes.sum(0)}
+        return {
+            f"{kind}_{way}": count
+            for kind, counts in sums.items()
+            for way, count in zip(("up", "down"), counts.cpu().double())
+        }
 
     def columns(self) -> list[str]:
         return ["up", "down"]
@@ -156,10 +138,3 @@ class CommunicationCost(ContributionMetric):
 
 def _any(stretches: Tensor) -> Tensor:
     return stretches.any(0)
-
-
-def _later(stretches: Tensor) -> Tensor:
-    """Merge the states ``last`` or ``last_bytes`` of W parts of a run, ``[W, 2]``: the totals sent and received in each
-    part's last round. Return the row of the last part that has rounds; a part without rounds has the row -1, -1."""
-    having = stretches[(stretches >= 0).all(1)]
-    return having[-1] if len(having) else stretches[-1]

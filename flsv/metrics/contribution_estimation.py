@@ -16,8 +16,8 @@ from flsv.core import Client, ClientMatrix, Round
 from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.cosine_gradient_shapley import parameters_of
 from flsv.metrics.leave_self_out import scores_without_own
-from flsv.metrics.update_cosines import parameters_of
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ def _aggregate(round: Round) -> Tensor:
 
 
 def _shares(weights: Tensor) -> Tensor:
-    """Normalize weights to sum to 1, float64 ``[k]`` on the CPU; if all are 0, return equal weights.
+    """Normalize weights to sum to 1, float64 ``[k]`` on the CPU. If all are 0, return equal weights.
 
     Raises:
         ValueError: a weight is below 0.
@@ -52,43 +52,35 @@ class ContributionEstimation(ContributionMetric):
         \Bigl(1 - \overline{m}_i\Bigr)
 
     with :math:`d_i` client *i*'s update, and :math:`m_i` the score, on its validation samples, of the average of the
-    other clients' models; bars are means over rounds. A client's contribution is larger the less its update agrees with
-    the other clients' updates, and the worse the others' model performs on its own validation samples. The metric thus
-    rewards being different, which noise and bad data are, too: it does not measure usefulness and does not protect
-    against free riders. Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns
-    the model unchanged has 0.45, and the honest clients have 0.10 to 0.13; a client whose labels are all wrong has
-    0.44, and the others have 0.09 to 0.13. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
+    other clients' models. Bars are means over rounds. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
 
-    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
-    ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
-    ``clients``, each of which is asked for the score of the aggregate without its own model. ``compute`` gives
-    ``[num_clients]``, values that sum to 1 up to the floor; NaN for clients that never took part. ``diagnostics``
-    returns the mean cosines and the mean errors.
+    ``compute`` gives ``[num_clients]``, values that sum to 1 up to the floor. NaN for clients that never took part.
+    ``diagnostics`` returns the mean cosines and the mean errors.
 
-    Differences from the authors' code: (1) Clients may be absent; means are over the rounds in which a client took
+    Differences from the authors' code: (1) Clients may be absent. Means are over the rounds in which a client took
     part. (2) Clients score the aggregate in the round in which it is computed, not at the beginning of their next
-    round. (3) The other clients' updates have their weights in the aggregate; in the authors' code the weights are
+    round. (3) The other clients' updates have their weights in the aggregate. In the authors' code the weights are
     equal, contrary to its comments. As in the authors' code, every client's mean score includes an initial score of 0.
     If a client on a remote site does not answer, the round is left out of its estimate.
 
     When not to use it:
-        For payment: it rewards being different, so noise, wrong labels and unchanged models have high values. With two
-        clients, which are equally different. It is made for FedCE's weights.
+        For payment: it rewards being different. Of six clients one that returns the model unchanged, or whose labels
+        are all wrong, has nearly half of the sum. With two clients, which are equally different.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        combine: ``"times"``: the product of the two factors, as above; ``"plus"``: their sum.
+        combine: ``"times"``: the product of the two factors, as above. ``"plus"``: their sum.
         performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
-            that the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
+            that the module logs when it validates, or a torchmetrics metric. See :mod:`flsv.games.performance`.
         floor: the number to which smaller shares of a client are raised.
         mode: ``"max"`` for a value that the module logs.
-        cap: the largest mean error that counts, as a multiple of the median over all clients; clients report errors
+        cap: the largest mean error that counts, as a multiple of the median over all clients. Clients report errors
             themselves, and could exaggerate. None, as in the paper: no cap.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an option is unknown, or less is better for the performance; before training: a client has
-            no validation samples.
+        ConfigurationError: an option is unknown, or less is better for the performance, or before training: a client
+            has no validation samples.
         ValueError: a score is outside [0, 1].
 
     Example:

@@ -10,16 +10,25 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.core import ClientMatrix
-from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
+from flsv.core import ClientMatrix, Round
+from flsv.functional.cgsv import EPSILON, cohort_reputation, cosines, normalized, updated_reputation
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Momentum, Positive
 
 
+def parameters_of(round: Round) -> ClientMatrix:
+    """Return the round's updates ``[k, P]`` without buffers."""
+    return round.matrix.until(round.space.num_parameters)
+
+
+def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """Compute the cosines ``[k]`` of updates with their weighted sum, each scaled to length 1."""
+    total = matrix.combine(weights / (norms + epsilon))
+    return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
+
+
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations: how well the direction of each client's updates agrees with the direction of all clients'
-    updates.
+    r"""CGSV's reputations. They tell how well the direction of a client's updates agrees with that of all.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
@@ -29,15 +38,13 @@ class CosineGradientShapley(ContributionMetric):
     reputation and :math:`\epsilon` the ``floor``. It costs two products with the matrix of updates, without validation
     data or coalitions.
 
-    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
-    ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after aggregation,
-    with the weights of that aggregation in :math:`u_N`: with :class:`flsv.aggregation.CGSV` these weights are the
-    reputations before the round, as in the paper, and in the first round the clients' shares of the samples.
-    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
-    part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
+    In a ``FederatedLoop`` the metric is updated after aggregation, with the weights of that aggregation in :math:`u_N`:
+    with :class:`flsv.aggregation.CGSV` these weights are the reputations before the round, as in the paper, and in the
+    first round the clients' shares of the samples. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
+    clients seen, NaN for clients that never took part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
 
     The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
-    that absent clients keep their reputations; a client that joins late starts from the mean of the known reputations.
+    that absent clients keep their reputations. A client that joins late starts from the mean of the known reputations.
 
     A reputation depends on the order of all rounds. Merging parts of a run, or a sync between processes, therefore
     raises an error, and ``forward`` calls ``update`` twice.
@@ -58,7 +65,7 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1), ``floor`` is not above 0, or ``init`` is unknown.
-        ValueError: shapes do not fit, or client ids are unknown or repeated; metrics are merged.
+        ValueError: shapes do not fit, or client ids are unknown or repeated, metrics are merged.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -109,11 +116,11 @@ class CosineGradientShapley(ContributionMetric):
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
             num_samples: ``[k]``, the clients' numbers of samples, whose shares stand for the reputations in the first
-                round; None: equal shares.
-            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation; None: the reputations are the
+                round. None: equal shares.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: the reputations are the
                 weights.
         """
         matrix = self._matrix(client_ids, client_updates)
@@ -136,7 +143,7 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, which sum to 1; NaN for clients that never took part."""
+        """Compute the reputations ``[num_clients]``, which sum to 1. NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
-from flsv.functional.relevance import label_overlap, relevance_auroc
+from flsv.functional.pfedsv import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 
@@ -27,12 +27,11 @@ class DomainRelevance(ContributionMetric):
     Shapley value of *j*'s model in *i*'s game, in units of accuracy on *i*'s validation samples, and :math:`\alpha` the
     weight of the old score.
 
-    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, values from a personalizer such as
-    :class:`flsv.personalization.PFedSV`, NaN for clients whose models were not evaluated. ``compute`` gives
-    ``[num_clients, num_clients]``, row i with client i's scores of the others; NaN for pairs that were never evaluated.
-    ``per_client`` returns the mean of the scores that other clients gave to a client's model. With a ``truth``,
-    ``diagnostics`` returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score
-    than a pair that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
+    The scores come from a personalizer such as :class:`flsv.personalization.PFedSV`. ``compute`` gives ``[num_clients,
+    num_clients]``, row i with client i's scores of the others. NaN for pairs that were never evaluated. ``per_client``
+    returns the mean of the scores that other clients gave to a client's model. With a ``truth``, ``diagnostics``
+    returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score than a pair
+    that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
 
     When not to use it:
         For one value per client: the metric has one value per pair. Where clients have no validation data of their own,
@@ -41,7 +40,7 @@ class DomainRelevance(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         alpha: in [0, 1), the weight of the old score. The paper gives no value.
-        truth: ``[n, n]``, above 0 for a relevant pair; it is used only to evaluate the scores. None: in a
+        truth: ``[n, n]``, above 0 for a relevant pair. It is used only to evaluate the scores. None: in a
             ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
             samples, which no real client knows.
         kwargs: further arguments of ``torchmetrics.Metric``.
@@ -78,7 +77,7 @@ class DomainRelevance(ContributionMetric):
 
     @property
     def truth(self) -> Tensor | None:
-        """The argument ``truth``, or the clients' label overlap: ``[n, n]``, above 0 for a relevant pair; None if
+        """The argument ``truth``, or the clients' label overlap: ``[n, n]``, above 0 for a relevant pair. None if
         neither is known."""
         if self._truth is None and self.class_counts is not None:
             return label_overlap(self.class_counts.cpu())
@@ -94,7 +93,7 @@ class DomainRelevance(ContributionMetric):
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            peer_values: ``[k, n]``; entry (i, j) is the value of client j's model to the i-th of the round's k clients,
+            peer_values: ``[k, n]``. Entry (i, j) is the value of client j's model to the i-th of the round's k clients,
                 NaN if this client has not evaluated the model.
         """
         n = self.num_clients
@@ -112,7 +111,7 @@ class DomainRelevance(ContributionMetric):
         return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN for a
+        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``. NaN for a
         model without a score.
         """
         others = value.clone()

@@ -13,8 +13,8 @@ from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, latest
+from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 from flsv.metrics.intervals import OverRounds
-from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
@@ -23,8 +23,7 @@ EPSILON = 1e-12
 
 
 class GradientAgreement(ContributionMetric):
-    r"""The weighted mean of two shares of a client: its share of the decrease of the validation loss, and its share of
-    the agreement between clients' updates.
+    r"""The mean of a client's shares of the loss's decrease and of agreement.
 
     .. math::
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad
@@ -33,7 +32,7 @@ class GradientAgreement(ContributionMetric):
     with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
     :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N^t` the sum of the updates, each scaled to length
     1 and weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of
-    updates; no coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or
+    updates. No coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or
     if it raises the loss and opposes the other clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
@@ -41,9 +40,8 @@ class GradientAgreement(ContributionMetric):
     is the sum, over all rounds, of the mean absolute term of the round's clients, and :math:`A_i` the same sum over the
     client's rounds. With full participation :math:`A = A_i`.
 
-    As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
-    (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
-    clients seen, NaN for clients that never took part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
+    part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
 
     When not to use it:
         Where classes are of very unequal size: the mean loss's gradient is dominated by the large classes. Where
@@ -61,8 +59,8 @@ class GradientAgreement(ContributionMetric):
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``; before the first round:
-            the module does not log the loss.
+        ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``, or before the first
+            round: the module does not log the loss.
         ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
@@ -135,7 +133,7 @@ class GradientAgreement(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
-            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`.
             num_samples: ``[k]``, the clients' numbers of training samples.
         """
@@ -190,9 +188,7 @@ class GradientAgreement(ContributionMetric):
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """Compute the slopes of a logged loss along the updates of a round's k clients, float64 ``[k]``, positive if the
-    loss rises. ``measure``, which is minus the loss, is evaluated k + 1 times, for difference quotients.
-    """
+    """Compute slopes ``[k]`` of a logged loss along updates by difference quotients, from k + 1 evaluations."""
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))
     masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])

@@ -11,7 +11,105 @@ from torchmetrics import Metric
 
 from flsv.functional.confidence import half_width, t_quantile
 from flsv.functional.moving_average import momentum_squares
-from flsv.functional.streaming_variance import WIDTH, spread_add, spread_merge, spread_variance, step_variance
+
+# A metric's value is a weighted sum of single rounds' values. The block bootstrap (Künsch 1989) resamples blocks of
+# rounds; in the limit of many draws its variance of the mean is the mean square of the blocks' deviations, computed
+# here from sums over blocks in constant memory. Block j has floor(sqrt(j)) rounds: the last of T is then about T^(1/3)
+# long, which has the least error (Hall, Horowitz and Jing 1995). Only a client's own rounds count. A client's row is
+#
+#     count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
+#
+# count of rounds, values of the first and the last; total of the values; squares, cross and lengths: sums of S^2, S L
+# and L^2 over the closed blocks, with S a block's sum and L its rounds; the same of the open block; factors: squared
+# factors of the rounds in the metric's value; steps: squared differences of successive rounds. All sums are of values
+# minus the first, against cancellation.
+WIDTH = 12
+
+
+def spread_add(
+    rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
+) -> Tensor:
+    """Add a round's values ``[k]`` to the clients' rows ``[n, 12]`` of running sums."""
+    rows = rows.clone()
+    rows[client_ids] = _added(rows[client_ids], values.to(rows), factor, keep)
+    return rows
+
+
+def spread_merge(stretches: Tensor) -> Tensor:
+    """Merge rows ``[W, n, 12]`` of successive periods, earliest first."""
+    # A period of one round is added to the earlier periods' open block; before a longer one, which has its own, that
+    # block ends.
+    merged = stretches[0]
+    for later in stretches[1:]:
+        joined = torch.where(later[:, :1] == 1, _added(merged, later[:, 1], later[:, 9] ** 0.5), _merged(merged, later))
+        joined = torch.where(later[:, :1] == 0, merged, joined)
+        merged = torch.where(merged[:, :1] == 0, later, joined)
+    return merged
+
+
+def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the long-run variances ``[n]`` of single rounds' values, T times that of their mean, and block counts."""
+    count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
+    mean = total / count.clamp_min(1)
+    deviations = (squares - 2 * mean * cross + mean.square() * lengths).clamp_min(0)
+    variance = deviations / count.clamp_min(1) * blocks / (blocks - 1)
+    return variance.masked_fill(blocks < 2, float("nan")), blocks
+
+
+def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the variances ``[n]`` of single rounds' values about their trend, and degrees of freedom."""
+    # For metrics that sum rounds: values fall in the course of training, and deviations from the mean would count
+    # this trend as error. Half the mean square of successive differences hardly does (von Neumann et al., Annals of
+    # Mathematical Statistics 12, 1941). The freedom is 2 m^2 / (3 m - 1) for m differences, each of which shares a
+    # round with the next.
+    count, steps = rows[:, 0], rows[:, 11]
+    differences = (count - 1).masked_fill(count < 2, float("nan"))
+    return steps / differences / 2, 2 * differences.square() / (3 * differences - 1)
+
+
+def _closed(rows: Tensor) -> Tensor:
+    """Add each client's open block to its closed ones, and return the new rows ``[n, 12]``."""
+    count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
+    none = torch.zeros_like(s)
+    sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
+    return torch.stack([count, first, total, *sums, none, none, *others], dim=-1)
+
+
+def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
+    """Add a round's values ``[k]`` to the rows ``[k, 12]`` of its clients."""
+    full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
+    rows = torch.where(full[:, None], _closed(rows), rows)
+    count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
+    steps = steps + (values - last).square() * (count > 0)
+    first = torch.where(count > 0, first, values)
+    value = values - first
+    factors = factors * keep**2 + factor**2
+    open_ = (s + value, length + 1)
+    closed = (squares, cross, lengths, blocks)
+    return torch.stack([count + 1, first, total + value, *closed, *open_, factors, values, steps], dim=-1)
+
+
+def _merged(earlier: Tensor, later: Tensor) -> Tensor:
+    """Merge the clients' rows ``[n, 12]`` of a later period into those of an earlier one."""
+    count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
+    c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
+    shift = f - first  # the later's values are relative to its own first
+    sums = (
+        count + c,
+        first,
+        total + t + c * shift,
+        squares + q + 2 * shift * x + shift.square() * d,
+        cross + x + shift * d,
+        lengths + d,
+        blocks + b,
+        s + length * shift,
+        length,
+        factors + more,
+        end,
+        steps + (f - last).square() + further,
+    )
+    return torch.stack(sums, dim=-1)
+
 
 #: Confidence level of the intervals in the reports.
 LEVEL = 0.9
@@ -49,7 +147,7 @@ class WithIntervals(Metric):
 
     over_rounds: OverRounds = None
     """How a client's value is computed from the values of its rounds: ``"sum"`` (weighted), ``"momentum"`` (moving
-    average) or ``"mean"``. None: in another way; then there are no intervals.
+    average) or ``"mean"``. None: in another way. Then there are no intervals.
 
     A metric whose value is a sum of p such terms has p n rows in ``round_spread`` for n clients, term after term. Half
     the width of an interval is then the sum of the terms' half widths, which is too wide unless the terms are perfectly
@@ -67,7 +165,7 @@ class WithIntervals(Metric):
         The interval is for the value that the same training would give with other, similar rounds. Half its width is
         Student's t quantile times a standard error. The standard error of a sum comes from the differences between the
         client's successive rounds, that of an average from a block bootstrap of its rounds' values (both in closed
-        form, see :mod:`flsv.functional.streaming_variance`). If the interval from ``stderr`` in ``diagnostics`` is
+        form, see :mod:`flsv.metrics.intervals`). If the interval from ``stderr`` in ``diagnostics`` is
         wider, that one is used. Changes of the rounds' values in the course of training count as spread, so few rounds
         with steep gains make the interval too wide. For a metric that keeps the last round's value only, the width is
         the spread of single rounds. **Not** covered are other seeds (see ``flsv repeat``), participants and validation
@@ -75,10 +173,10 @@ class WithIntervals(Metric):
 
         Args:
             level: the confidence level, in (0, 1).
-            value: the clients' values ``[num_clients]`` over all rounds; by default the current values.
+            value: the clients' values ``[num_clients]`` over all rounds. By default the current values.
 
         Returns:
-            The low and the high ends, clipped to the metric's bounds; NaN for a client with fewer than two rounds and
+            The low and the high ends, clipped to the metric's bounds. NaN for a client with fewer than two rounds and
             no standard error. None for a metric without intervals.
 
         Example:
@@ -106,7 +204,7 @@ class WithIntervals(Metric):
         return self._bounded(value - half), self._bounded(value + half)
 
     def _variance(self) -> tuple[Tensor, Tensor]:
-        """Estimate the variance of a client's single-round values, one for each row of ``round_spread``; return the
+        """Estimate the variance of a client's single-round values, one for each row of ``round_spread``. Return the
         estimates and their degrees of freedom.
         """
         if self.over_rounds == "sum":
@@ -116,7 +214,7 @@ class WithIntervals(Metric):
 
     def error_freedom(self) -> Tensor | float:
         """Return the degrees of freedom of the standard errors ``stderr`` in ``diagnostics``, ``[num_clients]`` or one
-        number for all; by default inf.
+        number for all. By default inf.
         """
         return math.inf
 
@@ -138,7 +236,7 @@ class WithIntervals(Metric):
     def note_round(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """Record the clients' values of a single round for the intervals; call it once in every ``update``.
+        """Record the clients' values of a single round for the intervals. Call it once in every ``update``.
 
         If ``over_rounds`` is None, nothing is recorded.
 
@@ -146,7 +244,7 @@ class WithIntervals(Metric):
             client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values from this round only, one number over all classes.
             factor: for ``over_rounds="sum"``, the round's weight in the sum, ``[k]`` or one number for all clients.
-            keep: the number by which the weights of all earlier rounds are multiplied; 1 leaves them as they are.
+            keep: the number by which the weights of all earlier rounds are multiplied. 1 leaves them as they are.
         """
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)

@@ -17,18 +17,7 @@ from flsv.games.performance import ModelScore
 def leave_self_out(
     local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
 ) -> Tensor:
-    """Compute, at a client, the score of the average of all other clients' models on the client's validation samples.
-
-    Args:
-        local: the client's data; the client has taken part in the round.
-        aggregate: ``[P]``, the weighted average of all clients' models.
-        weight: the client's weight in the average.
-        performance: the performance measure.
-
-    Returns:
-        The score, float64 ``[]``. If the other clients have no weight, the model that the client started from is scored
-        instead.
-    """
+    """Score, at a client, the average of all others' models, or its initial model if they have no weight."""
     assert local.start is not None
     assert local.sent is not None
     others = without_own(aggregate, local.sent, weight)
@@ -39,23 +28,7 @@ def leave_self_out(
 def scores_without_own(
     clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
 ) -> tuple[Tensor, Tensor]:
-    """Ask each of k clients for the score of the aggregate without the client's own model, see :func:`leave_self_out`.
-
-    A warning names each client that does not answer, or not with a number.
-
-    Args:
-        clients: the k clients.
-        aggregate: ``[P]``, the weighted average of the clients' models.
-        weights: ``[k]``, the clients' weights in this average.
-        performance: the performance measure.
-
-    Returns:
-        The scores of the r clients that have answered, float64 ``[r]``, in the order of ``clients``; and bool ``[k]``,
-        True for a client that has answered.
-
-    Raises:
-        ValueError: a score is not finite.
-    """
+    """Ask k clients for these scores. Return those ``[r]`` of who answered, and bool ``[k]``."""
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 

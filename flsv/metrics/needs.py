@@ -1,15 +1,19 @@
-"""Descriptions of metrics for tables and reports. A metric's needs are derived from the arguments of its ``update`` and
-from class attributes.
-"""
+"""What metrics need, in words, and checks of what a round gives them."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
 
 #: What a metric may need, ``{keyword for tables: description}``, in the order of display.
 NEEDS = {
@@ -50,16 +54,7 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Return what the server must have or receive for a metric, as keys of :data:`NEEDS`.
-
-    Args:
-        metric: a metric of flsv, a metric of your own, or any torchmetrics metric.
-
-    Example:
-        >>> from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-        >>> needs_of(ClassSpecificShapley()), needs_of(CumulativeShapley()), needs_of(CommunicationCost())
-        (('updates', 'head', 'classes'), ('validation', 'updates'), ())
-    """
+    """Return what the server must have or receive for a metric, as keys of :data:`NEEDS`."""
     names = inspect.signature(type(metric).update).parameters
     needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
@@ -75,13 +70,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe the needs of a metric, see :func:`needs_of`, in words.
-
-    Example:
-        >>> from flsv.metrics import CosineGradientShapley
-        >>> needs_in_words(CosineGradientShapley())
-        "the server sees every client's own update."
-    """
+    """Describe the needs of a metric in words."""
     needs = [NEEDS[need] for need in needs_of(metric)]
     return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 
@@ -108,11 +97,28 @@ class Guide:
 
 
 def what_it_is(metric: object) -> str:
-    """Return the first paragraph of the metric's docstring, on one line.
-
-    Example:
-        >>> what_it_is(Guide("", "", "", ""))
-        "Guide to a metric's values, in short sentences."
-    """
+    """Return the first paragraph of the metric's docstring, on one line."""
     paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
     return " ".join(paragraph.split())
+
+
+def check_clients(client_ids: Tensor, num_clients: int) -> None:
+    """Raise ValueError unless ``client_ids [k]``, at least one, are different numbers in 0 .. ``num_clients`` - 1."""
+    if client_ids.numel() == 0:
+        raise ValueError("client_ids is empty: a round needs at least one client.")
+    ids = on_host(client_ids)
+    low, high = int(min(ids)), int(max(ids))
+    if low < 0 or high >= num_clients:
+        raise ValueError(f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}.")
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
+
+
+def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each tensor of one row per client has k = len(client_ids) rows."""
+    # Otherwise a single row would be broadcast to all clients.
+    for name in BY_CLIENT & arguments.keys():
+        value = arguments[name]
+        if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
+            shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
+            raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")

@@ -30,32 +30,7 @@ def plot_contributions(
     limits: tuple[float, float] | None = None,
     stderr: Tensor | None = None,
 ) -> tuple[Any, Any]:
-    """Draw contributions, in colors that color-blind people can distinguish.
-
-    Args:
-        val: the values of n clients: ``[n, M]`` gives a heatmap with a row per client, ``[n]`` bars, a sequence of
-            ``[n]``, one per round, a line per client. NaN is shown as hatching in a heatmap, a missing bar, or a gap in
-            a line.
-        ax: a matplotlib axis to draw into; by default that of a new figure, which is not registered with pyplot.
-        name: the title.
-        class_names: labels of the M columns; None: they are numbered.
-        columns: title of the axis of the M columns, such as ``"class"``; empty: no title.
-        client_names: names of the n clients; None: they are numbered.
-        unit: the unit of a value.
-        limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
-        stderr: standard errors ``[n]``, drawn on the bars.
-
-    Returns:
-        ``(figure, axis)``.
-
-    Raises:
-        ValueError: ``val`` has another shape.
-
-    Example:
-        >>> figure, axis = plot_contributions(torch.tensor([0.5, float("nan")]), client_names=["Boston", "Lyon"])
-        >>> [label.get_text() for label in axis.get_xticklabels()]
-        ['Boston', 'Lyon']
-    """
+    """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
     rows = [val] if isinstance(val, Tensor) else list(val)
     if not rows or any(row.ndim not in (1, 2 if row is val else 1) for row in rows):
         raise ValueError("expected [n, M], [n] or a sequence of [n]: of values per class, those of one class.")
@@ -77,13 +52,7 @@ def plot_contributions(
 
 
 def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
-    """Make an empty figure that is large enough for a picture of ``val``.
-
-    Args:
-        val: the values to draw, as for :func:`plot_contributions`.
-        below: length in characters of the longest label below the axis.
-        beside: length in characters of the longest label on the left of the axis.
-    """
+    """Make an empty figure that is large enough for ``val`` and for labels of so many characters."""
     from matplotlib.figure import Figure
 
     if isinstance(val, Tensor) and val.ndim == 2:

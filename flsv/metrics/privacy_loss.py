@@ -16,17 +16,17 @@ from flsv.privacy.gaussian import GaussianPrivacy
 
 
 class PrivacyLoss(ContributionMetric):
-    r"""The epsilon that each client has spent so far, at the delta of the privacy mechanism.
+    r"""The epsilon that each client has spent so far.
 
     .. math::
         \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
 
     with :math:`T_i` the number of rounds in which client *i* took part.
 
-    As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN
-    for clients that never took part. ``diagnostics`` returns :math:`T_i` and, if the mechanism has a ``max_epsilon``,
-    the number of rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy``
-    adds this metric under the name ``"epsilon"``.
+    ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN for clients that never took part.
+    ``diagnostics`` returns :math:`T_i` and, if the mechanism has a ``max_epsilon``, the number of rounds that each
+    client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds this metric under the
+    name ``"epsilon"``.
 
     When not to use it:
         As a contribution, or to compare runs with different deltas: it bounds the information in updates, and does not
@@ -69,11 +69,11 @@ class PrivacyLoss(ContributionMetric):
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor) -> None:
-        """Count a round; ``client_ids [k]`` are the ids of the k clients that have sent an update in it."""
+        """Count a round. ``client_ids [k]`` are the ids of the k clients that have sent an update in it."""
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute the epsilon that each client has spent, ``[num_clients]``; NaN for clients that never took part."""
+        """Compute the epsilon that each client has spent, ``[num_clients]``. NaN for clients that never took part."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 
@@ -85,7 +85,7 @@ class PrivacyLoss(ContributionMetric):
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
 
     def spent(self) -> str | None:
-        """Return a message if the client with the most rounds would exceed ``max_epsilon`` in another round; None if
+        """Return a message if the client with the most rounds would exceed ``max_epsilon`` in another round. None if
         all clients can afford another round.
 
         All clients are examined, since the clients of the next round are not drawn yet.

@@ -40,11 +40,11 @@ class Contributions(Strategy):
     The wrapper passes all calls on to the strategy, and the trained model is bit for bit the same as without the
     wrapper. Before the strategy aggregates a round's replies, :func:`flsv.value_round` computes the clients' values.
     The wrapper adds them to the round's MetricRecord, as entries such as ``"value/Boston"``, which Flower logs and
-    stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far; it is NaN in a
+    stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far. It is NaN in a
     round in which the client sent no model.
 
-    A client has the name under which its SuperNode is registered; without such a name, the ``"partition-id"`` that its
-    app puts into the reply's MetricRecord; without this entry, the id of its node.
+    A client has the name under which its SuperNode is registered. Without such a name, the ``"partition-id"`` that its
+    app puts into the reply's MetricRecord. Without this entry, the id of its node.
 
     All metrics are computed after each round. A coalition's model is the average of its clients' replies, weighted by
     samples (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
@@ -57,7 +57,7 @@ class Contributions(Strategy):
     Args:
         strategy: the strategy that trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by
             the wrapper's methods. Put this wrapper around Flower's own wrappers, not inside of them.
-        module: a network with the structure of the model; it is not changed.
+        module: a network with the structure of the model. It is not changed.
         val_loader: the server's validation batches, for metrics that evaluate models.
         metrics: contribution metrics, by names of your choice.
         folder: a folder for this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard, which

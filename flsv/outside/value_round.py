@@ -1,7 +1,7 @@
 """value_round: measures the clients' contributions to a round that another framework, or the user's own loop, has run.
 
 It serves loops in plain PyTorch or Fabric, and other frameworks, such as an NVFlare aggregator. For a Flower strategy
-:class:`flsv.outside.flower.Contributions` calls it. It trains nothing and changes no global model; the metrics and
+:class:`flsv.outside.flower.Contributions` calls it. It trains nothing and changes no global model. The metrics and
 their results are those of a :class:`flsv.FederatedLoop`.
 """
 
@@ -36,7 +36,7 @@ from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
-"""A model: a ``state_dict``; or its entries as arrays in the same order, as Flower sends them; or a vector ``[P]`` of
+"""A model: a ``state_dict``, or its entries as arrays in the same order, as Flower sends them, or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
 
 #: Fields of a round that only a FederatedLoop can fill; and the stages of a round that only a FederatedLoop has.
@@ -104,7 +104,7 @@ def value_round(
         updates: the clients' models after local training: a list in the order of the clients, or a mapping from
             clients, each one of ``client_names`` or, without these, a number from 0.
         val_loader: the server's validation batches, for metrics that evaluate models. A plain module needs pairs
-            ``(x, y)``; a LightningModule whatever its ``validation_step`` takes.
+            ``(x, y)``. A LightningModule whatever its ``validation_step`` takes.
         metrics: contribution metrics: one, or a list (named by their classes), or a mapping or ``MetricCollection``
             with names of your own. Default: a new ``PartialFederatedShapley`` of ``loss`` if that is given, else of
             accuracy.
@@ -112,11 +112,11 @@ def value_round(
             a logged value: ``performance="loss", mode="min"``.
         num_samples: each client's number of training samples, a list or mapping like ``updates``. None: all clients
             have equally many.
-        weights: each client's weight in the aggregation, a list or mapping like ``updates``; the weights are not
+        weights: each client's weight in the aggregation, a list or mapping like ``updates``. The weights are not
             normalized. None: each client's share of the samples, as in FedAvg.
         deltas: whether ``updates`` holds differences from ``start`` instead of models.
         num_clients: n, the number of all clients. Default: the n that a metric was created with, else the number of
-            names, else the number of updates; set it if some clients do not take part in the first round.
+            names, else the number of updates. Set it if some clients do not take part in the first round.
         num_classes: M, the number of classes. Default: the number of rows of the classifier head.
         client_names: the names of all clients, in the order of their numbers.
         round_index: the round's number, from 0. Default: the number of rounds that the metrics have seen.
@@ -126,9 +126,9 @@ def value_round(
         The clients' values, see :class:`RoundValues`.
 
     Raises:
-        ConfigurationError: a model does not fit the module, or is not finite; a client or metric is unknown; there are
-            fewer than 2 clients; the clients' names differ from those of a metric's earlier rounds; a metric evaluates
-            models, but there is no validation data, or the module does not log the value; a metric asks the clients
+        ConfigurationError: a model does not fit the module, or is not finite, a client or metric is unknown, there are
+            fewer than 2 clients, the clients' names differ from those of a metric's earlier rounds, a metric evaluates
+            models, but there is no validation data, or the module does not log the value, a metric asks the clients
             themselves, or reads a quantity that only a FederatedLoop has.
 
     Example:

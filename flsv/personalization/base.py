@@ -25,7 +25,7 @@ class Personalized:
     Args:
         starts: ``{client id: model}``, the start point ``[P]`` that the server will send, for clients whose start point
             changes.
-        peer_values: ``[k, n]``; entry (i, j) is the value that the i-th of the round's k clients gives the model of
+        peer_values: ``[k, n]``. Entry (i, j) is the value that the i-th of the round's k clients gives the model of
             client j, NaN if it did not evaluate this model. None if clients do not evaluate each other's models.
     """
 
@@ -34,15 +34,15 @@ class Personalized:
 
 
 class Personalizer(Strategy):
-    """Base class of personalizers, which choose the model from which each client starts a round: its start point.
+    """Base class of personalizers, which choose each client's start point.
 
     A start point is either computed at the server by :meth:`personalize`, which is called at the end of each round, and
-    sent to the client; or the client itself stores it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A
+    sent to the client, or the client itself stores it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A
     client that has neither starts from the global model.
 
     Attributes:
         gives_peer_values: whether :meth:`personalize` returns ``peer_values``.
-        collaborates: False if real clients would send nothing; the updates then exist only in the simulation and do not
+        collaborates: False if real clients would send nothing. The updates then exist only in the simulation and do not
             count as traffic.
     """
 
@@ -57,35 +57,35 @@ class Personalizer(Strategy):
 
         Returns:
             The start point ``[P]``, by default the last one that :meth:`personalize` computed for the client, or the
-            global model if there is none; None if the client continues from its own model.
+            global model if there is none. None if the client continues from its own model.
         """
         return state.starts.get(client, state.model())
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, its start point ``[P]``; by default the model in ``instruction`` or, if there is none,
+        """Return, at the client, its start point ``[P]``. By default the model in ``instruction`` or, if there is none,
         the model that the client itself stores."""
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, the model ``[P]`` that it predicts and is tested with; by default its start point."""
+        """Return, at the client, the model ``[P]`` that it predicts and is tested with. By default its start point."""
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        """Return, at the server, the model ``[P]`` that a client predicts and is tested with; by default its start
+        """Return, at the server, the model ``[P]`` that a client predicts and is tested with. By default its start
         point.
 
         Returns:
-            The model ``[P]``; None if only the client has it.
+            The model ``[P]``. None if only the client has it.
         """
         return self.start(client, state)
 
     def keep(self, local: LocalData) -> None:
-        """Store, at the client after training, its next start point in ``local.state``; by default nothing is
+        """Store, at the client after training, its next start point in ``local.state``. By default nothing is
         stored."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
         """Return the start point ``[P]`` of a client to which the server sent none, or None if only the client knows
-        it; called at the server when the client's ``update`` has arrived."""
+        it. Called at the server when the client's ``update`` has arrived."""
         return None
 
     @abstractmethod
@@ -99,5 +99,5 @@ class Personalizer(Strategy):
 
         Returns:
             ``{client id: model}``, the next start points ``[P]`` of the clients whose start point changes, usually the
-            clients of the round; or a :class:`Personalized`, which also has peer values.
+            clients of the round, or a :class:`Personalized`, which also has peer values.
         """

@@ -22,7 +22,8 @@ from flsv.utilities.host_copies import on_host
 
 
 class SparsifiedReward(Personalizer):
-    """Personalizer that adds the largest entries of the aggregated update to a client's start point of this round.
+    """Personalizer that rewards clients with entries of the aggregated update. The largest are added to a client's
+    start point of this round.
 
     Of each layer (parameter tensor) of the aggregated update u_N, with ``size`` entries, client i receives the
     min(ceil(q_i size), size - 1) entries of the largest magnitude, where
@@ -34,14 +35,14 @@ class SparsifiedReward(Personalizer):
     client's own update changes its start point only as a part of u_N. Buffers (BatchNorm's statistics) are those of the
     new global model.
 
-    u_N is the step of the global model, with any aggregator and ``server_lr``; with :class:`flsv.aggregation.CGSV` it
-    is the step of the paper: ``configs/cgsv.yaml``. A client outside the cohort receives nothing; a client that was in
+    u_N is the step of the global model, with any aggregator and ``server_lr``. With :class:`flsv.aggregation.CGSV` it
+    is the step of the paper: ``configs/cgsv.yaml``. A client outside the cohort receives nothing. A client that was in
     no cohort yet starts from the global model.
 
     Args:
         metric: name of a :class:`flsv.metrics.CosineGradientShapley`, or of another metric with one value per client,
-            among the loop's metrics; negative values and NaN count as 0.
-        beta: altruism degree of the paper, above 0; the larger it is, the more equal are the rewards.
+            among the loop's metrics. Negative values and NaN count as 0.
+        beta: altruism degree of the paper, above 0. The larger it is, the more equal are the rewards.
 
     Raises:
         ConfigurationError: ``beta`` is not above 0.
@@ -58,7 +59,7 @@ class SparsifiedReward(Personalizer):
         self.beta = beta
 
     def shares(self, reputation: Tensor) -> Tensor:
-        """Compute the shares q_i of the entries that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``; all
+        """Compute the shares q_i of the entries that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``. All
         are 1 if no reputation is positive."""
         merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
         best = merit.max()
@@ -85,13 +86,7 @@ def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
-    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``.
-
-    Example:
-        >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
-        >>> ranks_below(layer_ranks(update, [3, 1]), [3, 1], share=0.5)
-        tensor([False,  True,  True,  True])
-    """
+    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``."""
     counts = [min(math.ceil(share * size), max(size - 1, 1)) for size in sizes]
     return torch.cat([rank < count for rank, count in zip(ranks, counts)])
 

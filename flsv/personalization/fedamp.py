@@ -10,7 +10,7 @@ Where the paper is silent, or we depart:
 - Clients also start their training from u_i, not from their last model.
 - The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, the weights
   of the other clients' models are scaled down to sum to 1, and the weight of the client's own model is 0.
-- Distances and cosines are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
+- Distances and cosines are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
 - For an absent client the last upload is used, and its start point is updated as well.
 """
 
@@ -34,10 +34,10 @@ class FedAMP(UploadKeeper):
         xi_ij = alpha A'(|w_i - w_j|^2),  where A' is the derivative of A(x) = 1 - exp(-x / sigma).
 
     w_i is the last model that client i uploaded. The personalized model is the model that the client has trained from
-    u_i; evaluate it with ``ClientEvaluation(models="trained")``.
+    u_i. Evaluate it with ``ClientEvaluation(models="trained")``.
 
     Args:
-        alpha: step size of the message passing; alpha / sigma is the largest possible weight of another client's model.
+        alpha: step size of the message passing. alpha / sigma is the largest possible weight of another client's model.
         sigma: squared distance of two models at which the attention is 1/e of its maximum.
 
     Raises:
@@ -58,7 +58,7 @@ class FedAMP(UploadKeeper):
     def attention(self, parameters: Tensor) -> Tensor:
         """Compute the weights of all models for each client, float64 ``[m, m]``, from m clients' parameters ``[m, P]``.
 
-        Row i has the weights of all models in client i's start point; it sums to 1.
+        Row i has the weights of all models in client i's start point. It sums to 1.
         """
         squared = torch.cdist(parameters.double(), parameters.double(), compute_mode=_EXACT) ** 2
         others = (self.alpha / self.sigma * torch.exp(-squared / self.sigma)).fill_diagonal_(0)
@@ -73,8 +73,8 @@ class FedAMP(UploadKeeper):
 
 
 class HeurFedAMP(FedAMP):
-    """FedAMP with the paper's heuristic for deep networks: attention by cosine, and a fixed weight of a client's own
-    model.
+    """FedAMP with the paper's heuristic for deep networks. Attention is by cosine, and a client's own model has a fixed
+    weight.
 
         xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h))
 
@@ -82,7 +82,7 @@ class HeurFedAMP(FedAMP):
 
     Args:
         self_weight: xi_ii, the weight of a client's own model, in [0, 1].
-        sigma: preference for similar models, at least 0; with 0 all other models have equal weights.
+        sigma: preference for similar models, at least 0. With 0 all other models have equal weights.
 
     Raises:
         ConfigurationError: ``self_weight`` lies outside [0, 1], or ``sigma`` is negative.

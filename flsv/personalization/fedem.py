@@ -1,7 +1,7 @@
 """FedEM: clients share the components of a mixture and keep their mixture weights.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The local EM
-steps are implemented by :class:`flsv.models.MixtureClient`; the server averages components as FedAvg does.
+steps are implemented by :class:`flsv.models.MixtureClient`. The server averages components as FedAvg does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):
-    """Personalizer that combines the global components of a mixture with each client's own, initially equal weights.
+    """Personalizer that combines a mixture's global components by each client's weights. They are initially equal.
 
     After training, a client's mixture weights are proportional to the sum of its previous weights, which thus count as
     one sample, and the responsibilities (the components' shares) of all samples in the round's batches.

@@ -7,7 +7,7 @@ Where the paper is silent, or we depart:
 
 - The affinities P are running sums of the signed weights of equation 3, whose magnitudes are scaled to sum to 1 in each
   round: otherwise the first rounds, in which losses fall fastest, would outweigh all later rounds.
-- Distances are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
+- Distances are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
 - A client downloads the last upload of an absent client.
 """
 
@@ -30,8 +30,8 @@ from flsv.utilities.seeding import generator_for
 
 
 class FedFomo(UploadKeeper):
-    """Personalizer in which client i starts its next round from sum_j w_ij x_j, a weighted mean of the model that it
-    has trained and the models that it downloads from other clients.
+    """Personalizer in which clients mix their own and downloaded models. Client i starts its next round from sum_j w_ij
+    x_j.
 
     With L_i the loss on the client's validation samples and theta_i its start point of this round (equation 3),
 
@@ -47,9 +47,9 @@ class FedFomo(UploadKeeper):
         num_downloads: number of other clients' models that a client downloads per round.
         epsilon: probability in the first round that a download is random.
         epsilon_decay: decrease of ``epsilon`` per round.
-        performance: score that takes the place of -L_i; by default minus the cross-entropy. For tasks other than
+        performance: score that takes the place of -L_i. By default minus the cross-entropy. For tasks other than
             classification, it is the name of a value that the module logs in validation (``"val_loss"``) or a
-            torchmetrics metric; see :mod:`flsv.games.performance`.
+            torchmetrics metric. See :mod:`flsv.games.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better.
 
     Raises:

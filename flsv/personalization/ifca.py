@@ -25,14 +25,14 @@ from flsv.utilities.seeding import generator_for
 
 
 class IFCA(Personalizer):
-    """Personalizer in which each client starts from the cluster model with the lowest loss on the client's training
-    samples.
+    """Personalizer in which each client starts from its best cluster model. That is the one with the lowest loss on the
+    client's training samples.
 
     The next model of a cluster is the mean of the models that the clients of the cluster trained. Every client
     downloads the models of all clusters. The global model, an aggregate over all clusters, is meaningless.
 
     Args:
-        num_clusters: number of clusters, at least 1; with 1 the method is FedAvg with equal weights.
+        num_clusters: number of clusters, at least 1. With 1 the method is FedAvg with equal weights.
         spread: standard deviation of the noise that distinguishes the clusters' first models, in units of the standard
             deviation of each layer's weights.
 

@@ -1,9 +1,9 @@
 """pFedSV: each client downloads relevant models and averages them with weights from their Shapley values.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, Algorithms 1 and 2 and equations 4, 6 and 7; section V-A for the shared feature extractor. Where we depart:
+2024, Algorithms 1 and 2 and equations 4, 6 and 7. Section V-A for the shared feature extractor. Where we depart:
 
-- In Algorithm 2, line 4, the condition "p(l) <= j" has to be p(l) < p(j); otherwise every marginal contribution is 0.
+- In Algorithm 2, line 4, the condition "p(l) <= j" has to be p(l) < p(j). Otherwise every marginal contribution is 0.
 - The paper's R orders of the set S of players (models) cost R(|S| - 1) + 2 evaluations. Here values of coalitions are
   stored, so that this budget suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for
   all coalitions, which gives the exact value instead of an estimate.
@@ -14,7 +14,7 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 - ``game="joining"`` and ``shared`` are not in the paper. In the paper's game a model's value depends on its own
   accuracy, and the clients' models drift apart, so that averages are worse than each model. In the joining game a
   client's own model is a member of every coalition, U(empty) is the accuracy of this model, and another model's value
-  is the accuracy that it adds. The models of clients that start from the shared model can be averaged; a client then
+  is the accuracy that it adds. The models of clients that start from the shared model can be averaged. A client then
   uses the mixture, but does not train from it. docs/results/pfedsv.md shows in which federations this helps.
 - For partial participation, which the paper does not treat, the server stores the last upload of each client, which
   can be downloaded while the client is outside the cohort.
@@ -42,11 +42,11 @@ from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):
-    """Personalizer in which a client starts from sum_j w_j x_j, a weighted mean of its own model and downloaded models.
+    """Personalizer in which clients mix their own and downloaded models. A client starts from sum_j w_j x_j.
 
     Downloads are chosen by the client's relevance scores (:func:`flsv.functional.top_k_download`). The utility U(X) of
     a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
-    Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`); as
+    Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`). As
     ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
     download helps keeps the model that it has trained, without the noise that its upload has for privacy.
 
@@ -56,17 +56,17 @@ class PFedSV(UploadKeeper):
 
     Args:
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
-        k: number of downloads per round, as long as there are clients whose models the client has never evaluated;
-            later it downloads all models with a positive score.
-        permutations_factor: number of orders of the players (models) per player; it determines the number of
+        k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
+            Later it downloads all models with a positive score.
+        permutations_factor: number of orders of the players (models) per player. It determines the number of
             evaluations.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
             a number, see :func:`flsv.functional.personalized_weights`.
-        mode: ``"model"``: whole models are downloaded; ``"extractor"``: classifiers are downloaded, and all clients
+        mode: ``"model"``: whole models are downloaded. ``"extractor"``: classifiers are downloaded, and all clients
             share one extractor.
         explore: ``"score"``: models that the client has never evaluated have the score 0. ``"unvisited"``: they come
             first.
-        classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``; by
+        classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``. By
             default the head.
         safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in
             the paper.
@@ -76,7 +76,7 @@ class PFedSV(UploadKeeper):
             model to their mixture, the client takes the one with the lowest validation loss. Negative scores count as 0
             when downloads are chosen, so that no client is excluded for ever.
         shared: position of the start point of training between a client's own model (0) and the global model (1). At 0
-            (the paper) clients train the model that they use; at 1 all clients train the global model, and the mixture
+            (the paper) clients train the model that they use. At 1 all clients train the global model, and the mixture
             is only used.
 
     Raises:

@@ -16,7 +16,7 @@ from flsv.utilities.host_copies import on_host
 
 
 class ShapFedPersonalizer(Personalizer):
-    """Personalizer in which client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i, as in ShapFed.
+    """Personalizer with start points gamma_i x_s + (1 - gamma_i) x_i, as in ShapFed.
 
     x_s is the new global model, x_i the client's own model after local training, and gamma_i in [0, 1] its contribution
     by equation 6 of the paper up to and including this round, not normalized over clients. It is 1 if the client's

@@ -14,7 +14,7 @@ class Standalone(Personalizer):
     """Personalizer in which each client continues from its own model: the baseline without collaboration.
 
     In its first round a client starts from the initial model of the run. The global model is an aggregate of unrelated
-    models and meaningless; evaluate the clients' own models instead (``ClientEvaluation(every=...)``).
+    models and meaningless. Evaluate the clients' own models instead (``ClientEvaluation(every=...)``).
 
     Example:
         >>> Standalone()

@@ -1,11 +1,4 @@
-"""GaussianPrivacy: clips a client's update and adds Gaussian noise.
-
-Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning" (pFedSV), IEEE TMC 2024, section V-B,
-add Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the
-update, without which noise gives no epsilon, nor the number of releases. So the epsilon in its table IV cannot be
-computed from the paper; in that table it is lower for pFedSV than for FedAvg at the same noise. Here the update is
-clipped, which determines epsilon.
-"""
+"""GaussianPrivacy: clipping and noise at the clients, the epsilon spent, and noise that only the client can know."""
 
 from __future__ import annotations
 
@@ -14,21 +7,95 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import shake_256
+from types import ModuleType
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.privacy.accounting import gaussian_epsilon
-from flsv.privacy.secret_noise import add_secret_noise
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
-from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+
+
+@lru_cache(maxsize=4096)
+@checked
+def gaussian_epsilon(
+    noise_multiplier: NonNegative,
+    rounds: Annotated[int, Ge(0)],
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
+) -> float:
+    """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
+
+    They are as private as one release with the noise multiplier divided by sqrt(rounds) (Dong, Roth and Su, JRSS B
+    2022), whose epsilon is known exactly (Balle and Wang, ICML 2018, theorem 8).
+
+    Args:
+        noise_multiplier: the noise's standard deviation divided by the sensitivity. 0 means no noise.
+        rounds: number of releases, at least 0.
+        delta: the probability that epsilon does not hold, in (0, 1).
+
+    Returns:
+        Epsilon. Infinite without noise, 0 without a release.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or the package dp-accounting is not installed.
+
+    Example:
+        >>> [round(gaussian_epsilon(2.0, rounds), 2) for rounds in (0, 1, 20)]
+        [0.0, 1.99, 11.48]
+        >>> gaussian_epsilon(0.0, 1)
+        inf
+    """
+    if rounds == 0:
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    library = _dp_accounting()
+    return float(library.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta))
+
+
+def _dp_accounting() -> ModuleType:
+    try:
+        import dp_accounting  # slow to import, and an optional dependency
+    except ImportError as error:
+        raise ConfigurationError(
+            "epsilon comes from the dp-accounting package (0.6 or later), which cannot be imported. "
+            "Install it: pip install 'dp-accounting>=0.6'."
+        ) from error
+    return dp_accounting
+
+
+#: Number of entries of a vector that get their noise at a time.
+BLOCK = 2**18
+_BITS = 53
+
+
+def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
+    """Add normal noise of deviation ``scale`` to a vector, in place. A key is for one vector only."""
+    # torch's generators use 32 bits of their seed on the CPU, so that an attacker can try all streams, and compute
+    # the rest of one seen where the update is 0. Here SHAKE-256 (FIPS 202) of the key gives the bits. Sums of rounded
+    # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
+    # precision, and only the sum is rounded.
+    for number, block in enumerate(vector.split(BLOCK)):
+        noise = scale * _normal(len(block), key + number.to_bytes(8, "big"))
+        block.copy_(block.to("cpu", torch.float64) + noise)
+
+
+def _normal(count: int, key: bytes) -> Tensor:
+    """Return independent standard normal numbers, float64 ``[count]``, that follow from a key."""
+    pairs = (count + 1) // 2
+    bits = torch.frombuffer(bytearray(shake_256(key).digest(16 * pairs)), dtype=torch.int64)
+    uniform = ((bits & (2**_BITS - 1)).double() + 0.5) * 2.0**-_BITS  # in (0, 1]
+    radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 
 class GaussianPrivacy(Upload):
@@ -54,13 +121,13 @@ class GaussianPrivacy(Upload):
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
-    (:mod:`flsv.privacy.secret_noise`). The generator's key is a hash of the site's secret, the server's whole message,
+    (:mod:`flsv.privacy.gaussian`). The generator's key is a hash of the site's secret, the server's whole message,
     the site's stored state and the update itself. Two different updates never have the same noise, and an update that
     is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the answers. Epsilon
     then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
-    (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
+    (``docs/results/privacy_contributions.md``). A ``FederatedLoop`` warns of this.
 
     In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know.
 
@@ -68,11 +135,11 @@ class GaussianPrivacy(Upload):
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
         noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. With 0 updates are clipped
             only, which guarantees nothing.
-        delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
-        max_epsilon: the largest epsilon of a client; training stops when another round would exceed it. None: no limit.
+        delta: the probability that epsilon does not hold, in (0, 1). It should be far below 1 / (number of clients).
+        max_epsilon: the largest epsilon of a client. Training stops when another round would exceed it. None: no limit.
 
     Raises:
-        ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
+        ConfigurationError: an argument is out of range, ``max_epsilon`` does not suffice for one round, the package
             dp-accounting is not installed.
 
     Example:
@@ -109,7 +176,7 @@ class GaussianPrivacy(Upload):
     reference: Literal["start", "global"] = "global"
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Clip ``update [P]`` and add this round's noise; return a new tensor."""
+        """Clip ``update [P]`` and add this round's noise. Return a new tensor."""
         if context.secret:
             protected = self._clipped(update)
             if self.noise_multiplier:
@@ -147,7 +214,7 @@ class GaussianPrivacy(Upload):
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta)
 
     def affordable_rounds(self) -> int | None:
-        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``; None without a
+        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``. None without a
         limit."""
         if self.max_epsilon is None:
             return None
@@ -175,10 +242,10 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn that the values of ``metrics`` come from noised updates; do nothing if there is no noise or no such metric.
+    """Warn that the values of ``metrics`` come from noised updates. Do nothing if there is no noise or no such metric.
 
     Args:
-        privacy: the run's privacy mechanism; None if there is none.
+        privacy: the run's privacy mechanism. None if there is none.
         metrics: names of the metrics that are computed from uploads.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:

@@ -2,12 +2,10 @@
 
 from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import BernoulliSampler
-from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.sampling.power_of_choice import PowerOfChoice
 from flsv.sampling.shapley_importance import ShapleyImportanceSampler
 from flsv.sampling.softmax import SoftmaxSampler
-from flsv.sampling.systematic import SystematicShapleySampler
-from flsv.sampling.uniform import FullParticipation, UniformSampler
+from flsv.sampling.uniform import FixedCohort, FullParticipation, UniformSampler
 
 __all__ = [
     "BernoulliSampler",
@@ -17,6 +15,5 @@ __all__ = [
     "PowerOfChoice",
     "ShapleyImportanceSampler",
     "SoftmaxSampler",
-    "SystematicShapleySampler",
     "UniformSampler",
 ]

@@ -17,11 +17,10 @@ _ROUNDING = 1e-4
 
 
 class ClientSampler(Strategy):
-    """Base class of samplers, which draw the clients of a round (its cohort) and compute each client's probability to
-    be drawn.
+    """Base class of samplers, which draw a round's cohort. They also compute each client's probability to be drawn.
 
     Attributes:
-        members: ids of the clients among whom the sampler draws, see :meth:`among`; None for all clients.
+        members: ids of the clients among whom the sampler draws, see :meth:`among`. None for all clients.
     """
 
     members: Sequence[int] | None = None
@@ -35,7 +34,7 @@ class ClientSampler(Strategy):
         Args:
             num_clients: n, number of clients of the federation.
             contributions: the metrics' values after the previous round.
-            generator: the generator to draw from, and no other; it depends on the run's seed and the round.
+            generator: the generator to draw from, and no other. It depends on the run's seed and the round.
             round_index: the round, from 0.
         """
 
@@ -47,7 +46,7 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort, in a sampler that asks clients first (for their losses); by default, call :meth:`sample`.
+        """Draw the cohort, in a sampler that asks clients first (for their losses). By default, call :meth:`sample`.
 
         The traffic of the questions is counted in the round for which the cohort is drawn.
 

@@ -25,11 +25,11 @@ _RAREST = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
-    """Sampler that includes each client independently, by a coin flip, and repeats all flips until the cohort has at
+    """Sampler that includes each client independently, by a coin flip. It repeats all flips until the cohort has at
     least ``min_cohort`` clients.
 
     The repetition makes a client's inclusion probability a little larger than its coin's probability.
-    ``inclusion_probabilities`` returns the exact probabilities, so that dividing by them is unbiased; the paper divides
+    ``inclusion_probabilities`` returns the exact probabilities, so that dividing by them is unbiased. The paper divides
     by the coin's probability.
 
     Args:
@@ -38,7 +38,7 @@ class BernoulliSampler(ClientSampler):
 
     Raises:
         ConfigurationError: ``expected_cohort`` is not positive or, before training, above the number of clients, or so
-            small that hardly any draw has ``min_cohort`` clients; ``min_cohort`` is not 1 or 2.
+            small that hardly any draw has ``min_cohort`` clients, ``min_cohort`` is not 1 or 2.
 
     Example:
         >>> sampler = BernoulliSampler(expected_cohort=2)

@@ -28,19 +28,19 @@ class PowerOfChoice(ClientSampler):
     """Sampler of the ``cohort_size`` clients with the highest local loss among randomly drawn candidates.
 
     Candidates are drawn without replacement, in proportion to their numbers of training samples. They receive the
-    global model and report its loss on their training samples; of candidates with equal losses the one drawn first
-    takes part. A candidate receives the model once for the choice, and again if it takes part; ``round.downloaded``
+    global model and report its loss on their training samples. Of candidates with equal losses the one drawn first
+    takes part. A candidate receives the model once for the choice, and again if it takes part. ``round.downloaded``
     counts both. A site that does not answer is chosen last.
 
     Args:
         cohort_size: m, the number of clients per round.
-        candidates: d, the number of candidates, at least ``cohort_size``; with d = m losses do not matter. The paper
+        candidates: d, the number of candidates, at least ``cohort_size``. With d = m losses do not matter. The paper
             tries 2 m to 10 m.
 
     Raises:
-        ConfigurationError: ``cohort_size`` is below 1, or there are fewer candidates; before training: there are fewer
-            clients with samples than candidates, a part of the loop needs inclusion probabilities, or the module is not
-            a classifier.
+        ConfigurationError: ``cohort_size`` is below 1, or there are fewer candidates, or before training: there are
+            fewer clients with samples than candidates, a part of the loop needs inclusion probabilities, or the module
+            is not a classifier.
 
     Example:
         >>> PowerOfChoice(cohort_size=2, candidates=6)

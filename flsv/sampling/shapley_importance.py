@@ -1,6 +1,6 @@
-"""ShapleyImportanceSampler (AFedSV+): independent inclusion in proportion to Shapley weights.
+"""ShapleyImportanceSampler: AFedSV+'s importance sampling by Shapley values.
 
-Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, Algorithm 2.
+Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, theorem 5.1.
 """
 
 from __future__ import annotations

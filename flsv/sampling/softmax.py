@@ -22,10 +22,10 @@ class SoftmaxSampler(ClientSampler):
     Args:
         cohort_size: number of clients per round.
         metric: the name of one of the loop's metrics with one value per client, ``[n]``, which is used as the
-            relevance. Before its first value all clients are equally likely; a client that never took part gets the
+            relevance. Before its first value all clients are equally likely. A client that never took part gets the
             metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
-        temperature: divisor of the relevance; 1 in the paper. Shapley values in units of accuracy are a few hundredths:
-            at 1 they have hardly any effect; at 0.1 a client with a value larger by 0.01 is 10 % more likely to be
+        temperature: divisor of the relevance. 1 in the paper. Shapley values in units of accuracy are a few hundredths:
+            at 1 they have hardly any effect. At 0.1 a client with a value larger by 0.01 is 10 % more likely to be
             drawn first.
 
     Raises:

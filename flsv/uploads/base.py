@@ -19,18 +19,18 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Context in which an upload changes an update: the client, the round, and the client's stored state.
+    """Client, round and stored state in which an upload works.
 
     Args:
         client: the client's id.
         num_clients: number of clients of the federation.
-        num_parameters: number of leading entries of the update that are parameters; the rest are buffers.
+        num_parameters: number of leading entries of the update that are parameters. The rest are buffers.
         round_index: the round, from 0.
         seed: the run's seed.
-        state: tensors by name that the client keeps between rounds; uploads may change them.
+        state: tensors by name that the client keeps between rounds. Uploads may change them.
         position: index of the upload in the loop's list of uploads.
         start_sent: whether the server itself sent the model that the client started from.
-        start: the model ``[P]`` from which the client started its training; None if it is not known.
+        start: the model ``[P]`` from which the client started its training. None if it is not known.
         secret: key of the noise that protects the client, which only the client knows. Every message of the server and
             every stored state of the client has another key. If empty, as in a simulation, the noise follows from
             ``seed``.
@@ -49,7 +49,7 @@ class UploadContext:
 
 
 class Upload(ValidatedArguments, ABC):
-    """Base class of uploads, the changes to an update before it is sent: attacks, noise, compression.
+    """Base class of changes to an update before it is sent. They are attacks, noise and compression.
 
     After a client's training, :meth:`apply` of each of the loop's uploads is called at the client, one after the other.
 
@@ -68,7 +68,7 @@ class Upload(ValidatedArguments, ABC):
         """Return the update that is sent instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
-        """Return the size of the update ``sent [P]`` in transmission; by default ``before``.
+        """Return the size of the update ``sent [P]`` in transmission. By default ``before``.
 
         Args:
             before: the update's size before this upload.
@@ -78,10 +78,10 @@ class Upload(ValidatedArguments, ABC):
         return before
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        """Return the number that the client reports instead of the true ``value``; by default ``value``.
+        """Return the number that the client reports instead of the true ``value``. By default ``value``.
 
         Args:
-            name: name of the number: ``"loss"``, the training loss; ``"score"`` or ``"gain"``, the score or the gain in
+            name: name of the number: ``"loss"``, the training loss. ``"score"`` or ``"gain"``, the score or the gain in
                 score of a model on the client's validation samples.
             value: the true number.
             context: the client and the round.
@@ -118,7 +118,7 @@ def upload(
 
     Args:
         uploads: the changes to the client's update, in this order.
-        vector: the trained model ``[P]``; it is returned itself if no upload changes the update.
+        vector: the trained model ``[P]``. It is returned itself if no upload changes the update.
         start: the client's start point ``[P]``.
         global_vector: the global model ``[P]`` at the start of the round.
         context: the client and the round.
@@ -142,8 +142,7 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """Return the number that a client reports instead of the true ``value``, after the :meth:`Upload.tell` of each
-    upload in turn.
+    """Return the number that a client reports, after all uploads' :meth:`Upload.tell`.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

@@ -2,9 +2,9 @@
 backbone, and principal components, which are fitted without pooling raw data.
 
 Principal components are fitted on the server's validation samples if there are any. Otherwise every client sends the
-sum ``[d]`` and the second moments ``[d, d]`` of its samples; the sums of these over clients give the same components as
+sum ``[d]`` and the second moments ``[d, d]`` of its samples. The sums of these over clients give the same components as
 the pooled samples. The moments of a client with fewer than d samples reveal the subspace that its samples span. Only
-the sums over clients are used; secure aggregation, which is not built in, could compute them without revealing the
+the sums over clients are used. Secure aggregation, which is not built in, could compute them without revealing the
 moments of any client.
 """
 
@@ -55,17 +55,17 @@ class Features(ValidatedArguments, ABC):
         """Compute the features ``[m, d]`` of samples."""
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Fit the features before they are computed; by default nothing is fitted.
+        """Fit the features before they are computed. By default nothing is fitted.
 
         Args:
-            server: the server's validation samples ``[m, ...]``; None if it has none.
+            server: the server's validation samples ``[m, ...]``. None if it has none.
             clients: the clients. ``client.ask(function)`` runs a function at the client, for example to compute
-                statistics of its samples; the server receives only the function's return value.
+                statistics of its samples. The server receives only the function's return value.
         """
 
 
 def make_features(features: str | Features) -> Features:
-    """Make a :class:`Features` object with default options from its name in ``FEATURES``; return an object unchanged.
+    """Make a :class:`Features` object with default options from its name in ``FEATURES``. Return an object unchanged.
 
     Raises:
         ConfigurationError: the name is unknown, or the object is not a ``Features``.
@@ -105,7 +105,7 @@ class Penultimate(Features):
     (:attr:`flsv.valuation.Valuation.shares`), which have no unit.
 
     Args:
-        head: name of the head as in ``module.named_modules()``; None: the layer that timm's ``get_classifier()``
+        head: name of the head as in ``module.named_modules()``. None: the layer that timm's ``get_classifier()``
             returns, or the last ``nn.Linear``.
 
     Raises:
@@ -176,7 +176,7 @@ class Moments:
 
     @staticmethod
     def of(x: Tensor) -> Moments:
-        """Compute the moments of samples ``x [m, d]``; samples that are not finite are left out."""
+        """Compute the moments of samples ``x [m, d]``. Samples that are not finite are left out."""
         x = x[x.isfinite().all(1)].double()
         return Moments(len(x), x.sum(0), x.T @ x)
 
@@ -204,7 +204,7 @@ class PCA(Features):
     Components are not scaled to unit variance, so that distances between features approximate those between samples.
 
     Args:
-        components: number of components; with fewer samples or dimensions, as many as possible.
+        components: number of components. With fewer samples or dimensions, as many as possible.
 
     Raises:
         ConfigurationError: at construction: ``components`` is below 1. At the fit: there is no finite sample, or
@@ -270,7 +270,7 @@ class Backbone(Features):
     """Features of samples: the inputs of the classifier head of a network that the federation does not train.
 
     Pixel values are not changed, so normalize the data as the network's weights require. For a torchvision network,
-    images with one channel are repeated to three channels; timm adapts a network's first layer instead.
+    images with one channel are repeated to three channels. Timm adapts a network's first layer instead.
 
     Args:
         name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
@@ -278,8 +278,8 @@ class Backbone(Features):
         pretrained: whether to load the library's weights, which are downloaded unless they are in the library's cache.
         weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``). It may lack the head's weights,
             or have them in another shape, since only the head's inputs are used. Without ``pretrained`` and ``weights``
-            the weights are random; the features of a random network roughly preserve distances.
-        image_size: side length in pixels to which images are resized, for networks that need larger images; None: they
+            the weights are random. The features of a random network roughly preserve distances.
+        image_size: side length in pixels to which images are resized, for networks that need larger images. None: they
             are not resized.
         seed: seed of random weights.
         options: further keyword arguments of the network.
@@ -335,12 +335,7 @@ class Backbone(Features):
 
 
 class _Prepare(nn.Module):
-    """Preprocessing layer that repeats a single channel and resizes images.
-
-    Args:
-        channels: number of channels of the result for images with one channel; None: channels are not changed.
-        size: side length in pixels of the result; None: images are not resized.
-    """
+    """Resize, repeat gray channels and normalize images as a pretrained backbone expects."""
 
     def __init__(self, channels: int | None, size: int | None) -> None:
         super().__init__()

@@ -5,8 +5,8 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 clients' Wasserstein barycenter.
 
 Departures from the paper: the distance has a term for labels (``label_weight``), without which label noise stays
-undetected; potentials are those of debiased entropic transport instead of a linear program (see
-``flsv.functional.transport.potentials``); a sample is compared with its own class (``calibration``); and there are two
+undetected. Potentials are those of debiased entropic transport instead of a linear program (see
+``flsv.functional.transport.potentials``). A sample is compared with its own class (``calibration``), and there are two
 rules for flagging samples (``rule``). Without validation data the barycenter is computed first and then used as the
 target, so that clients are valued in the same way in both cases.
 """
@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.core import Client, LocalData, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
-from flsv.functional.transport.fedbary import Part
+from flsv.functional.transport.potentials import Part
 from flsv.utilities import progress
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
@@ -46,13 +46,13 @@ class Valuation:
     """Result of a valuation of k clients by :meth:`FedBary.value`.
 
     Args:
-        clients: ids of the k clients; all other entries are in this order.
+        clients: ids of the k clients. All other entries are in this order.
         samples: int64 ``[k]``, number of each client's training samples that took part.
         broken: int64 ``[k]``, number of each client's training samples that did not take part, because they or their
             features are not finite.
-        distances: ``[k]``, each client's distance W_i from the target, in units of the features; NaN for a client
+        distances: ``[k]``, each client's distance W_i from the target, in units of the features. NaN for a client
             without finite samples.
-        verdicts: summary of the values of each client's samples; None for a client without finite samples, or if
+        verdicts: summary of the values of each client's samples. None for a client without finite samples, or if
             samples were not valued.
         support: S, the number of points that clients and server exchanged.
     """
@@ -66,7 +66,7 @@ class Valuation:
 
     @property
     def shares(self) -> Tensor:
-        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W; NaN where the distance is NaN."""
+        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W. NaN where the distance is NaN."""
         return contribution_shares(self.distances)
 
     @property
@@ -78,13 +78,13 @@ class Valuation:
 
     @property
     def flagged_shares(self) -> Tensor:
-        """Share of each client's samples that are flagged, ``[k]``; NaN for a client without samples."""
+        """Share of each client's samples that are flagged, ``[k]``. NaN for a client without samples."""
         return self.flagged / (self.samples + self.broken)
 
 
 class FedBary(ValidatedArguments):
-    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by this
-    distance's gradients.
+    """Valuation of clients and samples by Wasserstein distances. A client is valued by the distance of its data from
+    the server's, a sample by this distance's gradient.
 
     Clients send only interpolants (points between their data and the server's) and distances and, if samples are
     valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples. The larger
@@ -98,23 +98,23 @@ class FedBary(ValidatedArguments):
             less, reveal less of each client, and bias distances upwards. None: 100, or as many points as the smallest
             client can safely send (:func:`flsv.functional.transport.checks.safe_support`).
         iterations: number of exchanges between the server and each client. Each one halves the error approximately.
-        label_weight: weight of the label term of the distance relative to the features; 0: labels are ignored.
+        label_weight: weight of the label term of the distance relative to the features. 0: labels are ignored.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64
             features.
         t: position of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the Wasserstein distance.
         calibration: samples with which a sample's gradient is compared: the other samples of its ``"class"``, or all
             samples of the ``"client"`` (equation 11 of the paper). With ``"client"`` a gradient also depends on how
-            often a class occurs, which hides wrong labels; with ``"class"`` a class that is bad as a whole is not
+            often a class occurs, which hides wrong labels. With ``"class"`` a class that is bad as a whole is not
             detected.
         rule: rule that flags samples, see :func:`flsv.valuation.flag_samples`.
         blur: regularization of the transport, see :func:`flsv.functional.client_values`.
         scaling: factor of the regularization from one stage to the next, see :func:`flsv.functional.client_values`.
         part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.fedbary``. If the noise is known to be in one part, valuing this part alone
+            ``flsv.functional.transport.potentials``. If the noise is known to be in one part, valuing this part alone
             finds more bad samples.
         chunk: largest number of samples that a client values at once, since the costs form a matrix.
-        workers: number of threads; None: as many as there are cores.
+        workers: number of threads. None: as many as there are cores.
         allow_reconstruction: whether to accept a ``support`` of half a client's number of samples or more, from which
             the server can reconstruct the samples (``docs/results/fedbary_reconstruction.md``).
 
@@ -162,7 +162,7 @@ class FedBary(ValidatedArguments):
         """Return ``support``, or if that is None its default for clients with the given numbers of samples.
 
         Args:
-            samples: ``{client id: number of samples}``; clients without samples are ignored.
+            samples: ``{client id: number of samples}``. Clients without samples are ignored.
 
         Raises:
             ConfigurationError: a client has too few samples for ``support``, or for any number of points.
@@ -198,9 +198,9 @@ class FedBary(ValidatedArguments):
 
         Args:
             clients: the k clients.
-            server: the server's data with the validation set; None: the target is the clients' barycenter.
-            generator: random generator; None: torch's default generator.
-            vector: the current global model ``[P]``, for features that need it; None: there is no model yet.
+            server: the server's data with the validation set. None: the target is the clients' barycenter.
+            generator: random generator. None: torch's default generator.
+            vector: the current global model ``[P]``, for features that need it. None: there is no model yet.
             judge: whether the clients also value their samples.
             others: ``{client id: number of samples}`` of clients that are valued at other times. They, too, limit the
                 default number of support points: distances with different numbers of points are not comparable.

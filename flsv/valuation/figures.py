@@ -1,4 +1,4 @@
-"""Figures of a valuation for the server; and, for each client only, a picture of its most harmful samples and a CSV
+"""Figures of a valuation for the server. And, for each client only, a picture of its most harmful samples and a CSV
 file of its flagged samples."""
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ MOST_HARMFUL = "most_harmful"
 
 
 def keep_pictures(local: LocalData, count: int) -> None:
-    """Store a picture of the client's most harmful samples at the client, if its samples are images and were valued.
+    """Store a picture of the most harmful samples at the client. Its samples must be images that were valued.
 
     This function runs at the client (``client.ask(keep_pictures, count)``). Nothing is sent to the server.
 
     Args:
         local: the client's own data.
-        count: largest number of samples in the picture; 0: no picture.
+        count: largest number of samples in the picture. 0: no picture.
     """
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or count < 1:
@@ -111,20 +111,20 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """Write ``flagged.csv``, a table of the client's flagged samples, into the client's own folder.
+    """Write ``flagged.csv``, the client's flagged samples, into its folder.
 
     This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
-    are the ``index`` of the sample in the data set; its ``label`` at the client (the class's name, if there are names);
-    ``score``, the calibrated gradient in squared feature units, which is higher the more harmful the sample is, and
-    empty for a sample that is not finite; and ``why``, the reason in words. The most harmful samples come first. If no
-    sample is flagged, the file has only the header; if the client has not valued its samples, no file is written.
+    are the sample's ``index`` in the data set, its ``label`` (the class's name, if there are names), its ``score``,
+    the calibrated gradient in squared feature units or empty if it is not finite, and ``why``. The most harmful samples
+    come first. If no sample is flagged, the file has only the header. If the client has not valued its samples, no file
+    is written.
 
     Args:
         local: the client's own data.
         folder: the client's own folder, which is created if it does not exist.
         indices: int64 ``[m]``, indices of the client's training samples in the data set, in the order in which the
             client reads them.
-        class_names: names of the M classes; None: the file has the classes' numbers.
+        class_names: names of the M classes. None: the file has the classes' numbers.
     """
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or len(found.why) != len(found.gradients):

@@ -1,4 +1,4 @@
-"""Functions that run at the clients during a valuation by optimal transport; only these functions read samples.
+"""Functions that run at the clients during a valuation by optimal transport. Only these functions read samples.
 
 The first argument of each function that the server asks a client to run is the client's data. The server receives
 exactly the return value: counts, interpolants and distances, and a summary of the samples' values (the number of
@@ -23,7 +23,7 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
-from flsv.functional.transport.fedbary import Part
+from flsv.functional.transport.potentials import Part
 from flsv.utilities.declared import checked
 from flsv.utilities.seeding import generator_for
 
@@ -67,7 +67,7 @@ class FirstAnswer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Summary of the calibrated gradients of a client's samples, which the client sends to the server.
+    """Summary of a client's calibrated gradients, which it sends to the server.
 
     Args:
         flagged: number of flagged samples, including all samples that are not finite.
@@ -82,13 +82,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """Values of a client's m training samples, in the order of ``local.samples()``; they stay at the client.
+    """Values of a client's m training samples, in the order of ``local.samples()``. They stay at the client.
 
     Args:
-        gradients: ``[m]``, calibrated gradients in squared feature units, positive for harmful samples; inf for a
+        gradients: ``[m]``, calibrated gradients in squared feature units, positive for harmful samples. Inf for a
             sample that is not finite.
         flagged: bool ``[m]``, True for flagged samples.
-        why: m texts, the reason for each sample's value; an empty tuple if there are no reasons.
+        why: m texts, the reason for each sample's value. An empty tuple if there are no reasons.
     """
 
     gradients: Tensor
@@ -206,7 +206,7 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """Return the values of a client's samples from its latest valuation; only the client itself calls this function, as
+    """Return the values of a client's samples from its latest valuation. Only the client itself calls this function, as
     the server would receive the result."""
     return local.memory[SampleValues]
 
@@ -224,11 +224,11 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3) and flags gradients above 0. Calibrated
-    gradients sum to 0, so this rule flags about half of the samples of a client without bad samples; the paper's "as
+    gradients sum to 0, so this rule flags about half of the samples of a client without bad samples. The paper's "as
     many positive gradients as noisy samples" holds only for a large share of strong noise.
 
     ``"outlier"`` assumes that at least half of the samples are good. The center c is the median of the gradients in the
-    shortest interval that contains half of them; the deviation s is 1.4826 times the median distance from c of the
+    shortest interval that contains half of them. The deviation s is 1.4826 times the median distance from c of the
     gradients at or below c. The rule flags gradients above both c + 4.5 s and 0. Bad samples have large gradients and
     so affect neither c nor s. With ``y`` there is a center for each class, and one deviation for all classes. Fewer
     than three samples are never flagged.
@@ -236,7 +236,7 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
     Args:
         gradients: ``[m]``, finite numbers, positive for harmful samples.
         rule: ``"outlier"`` or ``"positive"``.
-        y: ``[m]``, the samples' classes, if gradients were calibrated by class; else None.
+        y: ``[m]``, the samples' classes, if gradients were calibrated by class. Else None.
 
     Returns:
         bool ``[m]``, True for flagged samples.

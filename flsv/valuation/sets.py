@@ -15,11 +15,11 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
-    """Make one client from each pair of samples and classes, with these as training samples.
+    """Make one client from each pair of samples and classes.
 
     Args:
-        sets: samples ``[m, ...]`` and classes ``[m]`` of each client; m, a client's number of samples, may be 0.
-        num_classes: number of classes; None: the largest class plus one.
+        sets: samples ``[m, ...]`` and classes ``[m]`` of each client, which may have none.
+        num_classes: number of classes. None: the largest class plus one.
 
     Example:
         >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
@@ -32,13 +32,13 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
-    """Make the server's data with a validation set of the samples ``x [m, ...]`` of the classes ``y [m]``."""
+    """Make the server's data with validation samples ``[m, ...]`` of classes ``[m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """Return a data module's clients, and the server's data; the latter are None without a validation set.
+    """Return a data module's clients, and the server's data. The latter are None without a validation set.
 
     Args:
         data: a :class:`flsv.FederatedDataModule` after ``setup``.

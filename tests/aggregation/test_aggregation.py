@@ -17,7 +17,6 @@ from flsv.aggregation import (
     DivergenceWeighted,
     FedAvg,
     FedAvgM,
-    FedBuff,
     FedCE,
     FedNova,
     FedYogi,
@@ -28,7 +27,7 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.aggregation.fedadam import AdaptiveServer
+from flsv.aggregation.fedopt import AdaptiveServer
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
@@ -37,8 +36,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import assert_same
+from helpers.fits import assert_same, fit
 from helpers.models import Plain, network
 
 
@@ -136,44 +134,6 @@ def test_geometric_median_of_identical_models_is_that_model() -> None:
     torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
 
 
-# ---- what FedNova and FedBuff cannot do
-
-
-def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
-
-
-def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
-    """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
-    models = [
-        fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
-        for aggregator in (FedNova(), FedAvg())
-    ]
-    assert_same(models[0].net, models[1].net)
-
-
-def test_fednova_skips_a_client_without_steps() -> None:
-    space = ParameterSpace(nn.Linear(3, 1))
-    start, samples = torch.zeros(4), torch.tensor([10, 30])
-    vectors = torch.stack([torch.ones(4), start])
-    round = Round(0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0]))
-    vector, _ = FedNova().aggregate(round, {})
-    torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
-
-
-@pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
-def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
-        fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
-    with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
-        fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)
-
-
-def test_fedbuff_without_stale_starts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="StaleStarts"):
-        fit(FederatedLoop(FedBuff()), tmp_path)
-
-
 # ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
 
 
@@ -233,7 +193,7 @@ def test_adaptive_server_step_in_pieces_equals_the_step_on_whole_tensors(
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.fedadam.PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedopt.PIECE", 3)
     assert all(map(torch.equal, stepped(), whole))
 
 
@@ -291,7 +251,40 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> Non
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
 
-@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
+@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
 def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner: Aggregator) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)
+
+
+# ---- what FedNova cannot do
+
+
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
+
+
+def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
+    """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
+    models = [
+        fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
+        for aggregator in (FedNova(), FedAvg())
+    ]
+    assert_same(models[0].net, models[1].net)
+
+
+def test_fednova_skips_a_client_without_steps() -> None:
+    space = ParameterSpace(nn.Linear(3, 1))
+    start, samples = torch.zeros(4), torch.tensor([10, 30])
+    vectors = torch.stack([torch.ones(4), start])
+    round = Round(0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0]))
+    vector, _ = FedNova().aggregate(round, {})
+    torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
+
+
+@pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
+def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
+        fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
+    with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
+        fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
@@ -20,11 +19,10 @@ from flsv.attacks import (
     FreeRider,
     GradientPoisoning,
     HeadAlignment,
-    MinMax,
+    InnerProductManipulation,
     Scaling,
     SignFlip,
 )
-from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import TrainingLoss
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
@@ -207,29 +205,6 @@ def test_head_alignment_without_a_shared_head_is_refused(tmp_path: Path) -> None
 UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("n", "m"), [(50, 24), (10, 3), (5, 1), (20, 4)])
-def test_largest_z_of_a_little_is_enough_equals_the_papers_formula(n: int, m: int) -> None:
-    s = n // 2 + 1 - m
-    assert largest_z(n, m) == pytest.approx(norm.ppf((n - m - s) / (n - m)))
-
-
-@pytest.mark.parametrize("direction", ["std", "sign"])
-def test_min_max_attack_equals_the_search_of_its_papers_algorithm_1(direction: Any) -> None:
-    """Algorithm 1: halve the step, go up where the bound holds, down where it does not."""
-    mean = UPDATES.mean(0)
-    p = {"std": -UPDATES.std(0, correction=0), "sign": -mean.sign()}[direction]
-    bound = max((a - b).norm() for a in UPDATES for b in UPDATES)
-    gamma, step, best = 50.0, 25.0, 0.0
-    for _ in range(60):
-        if max((mean + gamma * p - each).norm() for each in UPDATES) <= bound:
-            best, gamma = gamma, gamma + step
-        else:
-            gamma -= step
-        step /= 2
-    sent = MinMax(direction, clients=[0, 3]).sent(range(7), UPDATES, 7, 0)
-    torch.testing.assert_close(sent[0], mean + best * p, rtol=0, atol=1e-4)
-
-
 class Quarter(Collusion):
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
         self.seen = [*getattr(self, "seen", []), updates.clone()]
@@ -276,7 +251,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
 
 def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="colluders need updates that all start from the global model"):
-        FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
+        FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
 
     class Short(Collusion):
         def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from flsv.benchmark.scores import BenchResults, Values, auroc, share_error, shares, spearman
 from flsv.benchmark.summary import Known, covered
 from flsv.benchmark.truth import exact_truth
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from helpers.runs import small_federation
 
 NAN = float("nan")

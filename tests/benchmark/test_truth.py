@@ -13,7 +13,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, exact_truth, truth_settings
 from flsv.functional import exact_shapley
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError

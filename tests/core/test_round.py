@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flsv import FederatedLoop
 from flsv.aggregation import Aggregator, FedAdam
-from flsv.attacks import ALittleIsEnough, Scaling
+from flsv.attacks import InnerProductManipulation, Scaling
 from flsv.core import VOCABULARY, Channel, FederationState, Round, matrix, stage_of
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace
@@ -133,7 +133,7 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     [
         lambda: {"aggregator": FedAdam()},
         lambda: {"filters": [OutlierFilter(), MultiKrum(1, keep=3)]},
-        lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]},
+        lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]},
         lambda: {"uploads": [Scaling(1e30, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
     ],
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],

@@ -32,7 +32,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "cgsv": ("digits", "--config=cgsv"),
     "games, samples at random": ("digits", "--config=fedsv"),
     "in-run": ("digits", "--config=in_run_shapley"),
-    "quantized, trimmed mean": ("digits", "--config=quantized", "--config=trimmed_mean"),
+    "top-k, trimmed mean": ("digits", "--config=topk", "--config=trimmed_mean"),
 }
 SHORT = ("enable_progress_bar=false", "enable_model_summary=false", "limit_train_batches=2", "max_epochs=2")
 

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 import flsv
 from flsv import ClassifierClient, ClientEvaluation, Reporting
-from flsv.aggregation import CGSV, FedAdam, FedBuff, ShapFedWA, StaleStarts
+from flsv.aggregation import CGSV, FedAdam, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
@@ -35,7 +35,6 @@ from flsv.metrics import (
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
@@ -143,10 +142,6 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
     "pfedme": (dict, moreau),
     "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, without_norm),
     "feddyn": (lambda: {"aggregator": FedDynServer(), "client_algorithm": FedDyn(0.1)}, without_norm),
-    "fedbuff": (
-        lambda: {"aggregator": FedBuff(), "personalizer": StaleStarts(), "sampler": UniformSampler(2)},
-        Plain,
-    ),
     "noise": (lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]}, without_norm),
     "shapfed": (lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}, Plain),
     "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, without_norm),

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.attacks import Attack, MinMax, Scaling, SignFlip
+from flsv.attacks import Attack, InnerProductManipulation, Scaling, SignFlip
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
@@ -256,7 +256,7 @@ def by_a_logged_value() -> Case:
 
 def colluders() -> Case:
     # On different ranks, and each knows what the other would have sent.
-    uploads = [TopK(0.3), MinMax(clients=[0, 1, 3], seed=1)]
+    uploads = [TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)]
     metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
     return FederatedLoop(metrics=metrics, uploads=uploads, seed=3), Plain(), five(), {"rounds": 2}
 

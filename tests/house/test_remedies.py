@@ -15,7 +15,7 @@ from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
-from flsv.functional import allocate, label_divergence
+from flsv.functional import allocate
 from flsv.functional.shapley.semivalues import ESTIMATORS
 from flsv.functional.transport import potentials
 from flsv.functional.transport.checks import check_support
@@ -116,7 +116,6 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0}, {"noise_multiplier": "such as to"}),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0}, {"noise_multiplier": "such as to"}),
     *((allocate, {"values": -COUNTS[1:], "budget": 10.0}, {"negatives": way}) for way in ("shift", "softmax")),
-    (label_divergence, {"class_counts": COUNTS, "reference": COUNTS.flip(0), "kind": "kl"}, {"kind": "l2"}),
     (measure, {"performance": "val_loss"}, {"mode": "min", "performance": "auroc"}),
     (measure, {"performance": torchmetrics.MeanMetric()}, {"mode": "max"}),
     (measure, {"performance": "accuracy", "mode": "min"}, {"mode": None}),

@@ -15,13 +15,12 @@ from flsv.aggregation import (
     FedAdam,
     FedAvg,
     FedAvgM,
-    FedNova,
     GeometricMedian,
     ShapFedWA,
     ShapleySoftmax,
     TrimmedMean,
 )
-from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
+from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley, few_coalitions
 from flsv.metrics import (
@@ -54,7 +53,6 @@ FEDERATIONS: dict[str, Any] = {
     "half": lambda: {"aggregator": FedAvg(server_lr=0.5)},
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedAvgM": lambda: {"aggregator": FedAvgM(momentum=0.5)},
-    "FedNova": lambda: {"aggregator": FedNova()},
     "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
     "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
@@ -147,7 +145,7 @@ def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(of: dict
 REFUSED: dict[str, tuple[str, Any]] = {
     "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
-    "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
+    "colluders": ("compare the updates of one cohort", lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]}),
     "share": ("others stay at the clients", lambda: {"share": ["!net.4.*"]}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),

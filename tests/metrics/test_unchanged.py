@@ -75,7 +75,7 @@ def test_trained_weights_are_the_same_with_and_without_every_metric(tmp_path: Pa
     without = fitted([])
     together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]
     assert torch.equal(fitted(together), without)
-    assert torch.equal(fitted(["ShadowShapley"]), without)
-    if module != "BatchNorm":  # which both refuse
+    if module in ("a generator of NumPy", "dropout"):  # a fit or two more for each
+        assert torch.equal(fitted(["ShadowShapley"]), without)
         assert torch.equal(fitted(["InRunShapley"], NEEDS["InRunShapley"]), without)
         assert torch.equal(fitted(["PrivacyLoss"], NEEDS["PrivacyLoss"]), fitted([], NEEDS["PrivacyLoss"]))

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from flsv.privacy import GaussianPrivacy
-from flsv.privacy.secret_noise import BLOCK, add_secret_noise
+from flsv.privacy.gaussian import BLOCK, add_secret_noise
 from flsv.uploads import UploadContext
 
 KEY = bytes(range(32))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
+from replay.plain import CLIENTS, Batches, PlainRound, Rule, Send, Train, replay, sgd
 from torch import Tensor, nn
 
 from flsv.aggregation import (
@@ -22,7 +22,6 @@ from flsv.aggregation import (
     FedAdam,
     FedAvg,
     FedAvgM,
-    FedBuff,
     FedCE,
     FedNova,
     FedYogi,
@@ -30,16 +29,15 @@ from flsv.aggregation import (
     ShapFedWA,
     ShapleySoftmax,
     ShapleyWeighted,
-    StaleStarts,
     TrimmedMean,
 )
-from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
+from flsv.attacks import InnerProductManipulation, SignFlip
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
 from flsv.metrics.base import latest
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, MoreauSGD
-from flsv.uploads import Quantized, TopK, Upload
+from flsv.uploads import TopK, Upload
 from flsv.utilities.seeding import generator_for
 from helpers.fits import checkpoints, fit, vector
 from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
@@ -171,16 +169,6 @@ def normalized(round: PlainRound) -> Tensor:
     return round.moved([effective * p / length for p, length in zip(shares(round), lengths)])
 
 
-def buffered(round: PlainRound) -> Tensor:
-    """FedBuff, algorithm 1: updates from models that are tau steps old weigh (1 + tau)^-1/2; the newest goes back."""
-    versions, starts = (round.memory.setdefault(name, {}) for name in ("versions", "starts"))
-    stale = [round.number - versions.get(i, round.number) for i in round.clients]
-    model = round.moved([(1 + tau) ** -0.5 / COHORT for tau in stale])
-    versions.update(dict.fromkeys(round.clients, round.number + 1))
-    starts.update(dict.fromkeys(round.clients, model))
-    return model
-
-
 def optimized(rule: str, lr: float) -> Rule:
     """Reddi et al., algorithms 1 and 2, with beta1 = 0.9, beta2 = 0.5, tau = 1e-3."""
 
@@ -225,50 +213,6 @@ def largest(p: Tensor, number: int, client: int) -> Tensor:
     """The tenth of the largest magnitude, by sorting."""
     kept = set(sorted(range(len(p)), key=lambda j: -abs(p[j]))[: math.ceil(0.1 * len(p))])
     return torch.stack([each if j in kept else torch.zeros(()) for j, each in enumerate(p)])
-
-
-def rounded(bits: int, stochastic: bool) -> Callable[[Tensor, int, int], Tensor]:
-    """Bucket by bucket of 16."""
-
-    def compress(p: Tensor, number: int, client: int) -> Tensor:
-        levels, shape = 2 ** (bits - 1) - 1, (-(-len(p) // 16), 16)
-        noise = torch.rand(shape, generator=generator_for(SEED, "compression", 0, number, client))
-        sent = []
-        for part, own in zip(p.split(16), noise):
-            scale = part.abs().max() / levels
-            u = own[: len(part)] if stochastic else 0.5
-            sent.append((part / scale + u).floor().clamp(-levels, levels) * scale)
-        return torch.cat(sent)
-
-    return compress
-
-
-def little(round: PlainRound) -> None:
-    """Baruch et al., algorithm 3: the colluders' mean less z of their standard deviations, z for a majority of k."""
-    colluders = [i for i in round.clients if i in (0, 2, 4)]
-    if not colluders:
-        return
-    k, m = COHORT, len(colluders)
-    honest, needed = k - m, max(1, k // 2 + 1 - m)
-    z = statistics.NormalDist().inv_cdf((honest - needed) / honest) if honest > needed else 0.0
-    known = torch.stack([round.rows[i] - round.x for i in colluders]).double()
-    sent = known.mean(0) - z * known.std(0, correction=0)
-    for i in colluders:
-        change(round, i, lambda d: sent.float())
-
-
-def min_max(round: PlainRound) -> None:
-    """Shejwalkar and Houmansadr, algorithm 1, by bisection: against the mean as far as the bound lets."""
-    known = round.updates.double()
-    mean = known.mean(0)
-    bound = max((a - b).norm() for a in known for b in known)
-    low, high = 0.0, 1e3
-    for _ in range(200):
-        gamma = (low + high) / 2
-        sent = mean - gamma * mean / mean.norm()
-        low, high = (gamma, high) if max((sent - d).norm() for d in known) <= bound else (low, gamma)
-    for i in (0, 2):
-        change(round, i, lambda d: sent.float())
 
 
 def opposite(round: PlainRound) -> None:
@@ -334,7 +278,6 @@ CASES: dict[str, Case] = {
     "ShapleyWeighted": Case(weighted_by_chance, lambda: ShapleyWeighted("moved"), options=reads(Moved)),
     "FedCE": Case(estimated, lambda: FedCE("moved"), options=reads(Moved)),
     "FedNova": Case(normalized, FedNova),
-    "FedBuff": Case(buffered, FedBuff, options=lambda: {"personalizer": StaleStarts()}),
     "FedAvgM": Case(optimized("momentum", 0.5), lambda: FedAvgM(lr=0.5)),
     "FedAdam": Case(optimized("adam", 0.03), lambda: FedAdam(lr=0.03, beta2=0.5)),
     "FedYogi": Case(optimized("yogi", 0.03), lambda: FedYogi(lr=0.03, beta2=0.5)),
@@ -342,10 +285,6 @@ CASES: dict[str, Case] = {
     "MoreauSGD": Case(train=moreau, optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2)),
     "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),
     "TopK alone": Case(send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]),
-    "nearest": Case(send=compressed(rounded(4, False)), uploads=lambda: [Quantized(4, 16, stochastic=False)]),
-    "stochastic": Case(send=compressed(rounded(8, True)), uploads=lambda: [Quantized(8, 16)]),
-    "ALittleIsEnough": Case(send=little, uploads=lambda: [ALittleIsEnough(clients=[0, 2, 4])]),
-    "MinMax": Case(send=min_max, uploads=lambda: [MinMax(clients=[0, 2])]),
     "InnerProductManipulation": Case(send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]),
 }
 

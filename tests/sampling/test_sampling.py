@@ -22,7 +22,6 @@ from flsv.sampling import (
     PowerOfChoice,
     ShapleyImportanceSampler,
     SoftmaxSampler,
-    SystematicShapleySampler,
 )
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -48,7 +47,7 @@ SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2,
 OTHERS = [BernoulliSampler(1.2), BernoulliSampler(1.5, min_cohort=1), SoftmaxSampler(3, "sv", temperature=0.1)]
 
 
-@pytest.mark.parametrize("sampler", [*OTHERS, SystematicShapleySampler(3, "ssv")], ids=repr)
+@pytest.mark.parametrize("sampler", OTHERS, ids=repr)
 def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSampler) -> None:
     generator, counts = torch.Generator().manual_seed(0), torch.zeros(5)
     for _ in range(2000):
@@ -114,35 +113,6 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
         size = np.convolve(size, [1 - coin, coin])
     someone_else = torch.stack([1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)])
     torch.testing.assert_close(said, (p * someone_else / size[2:].sum()).float())
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        torch.rand(40, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([5.0, 4.0] + [0.1] * 10),  # two who are always there
-        torch.tensor([1.0, 1.0] + [0.0] * 10),  # fewer than a cohort weigh anything
-        torch.tensor([1.0, float("nan")] + [1e-7] * 10),
-        torch.ones(5),  # everybody
-    ],
-    ids=["any", "sure", "nothing", "unseen", "all"],
-)
-def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: torch.Tensor) -> None:
-    sampler, contributions = SystematicShapleySampler(5, "ssv"), {"ssv": weights}
-    n, generator = len(weights), torch.Generator().manual_seed(1)
-    chances = sampler.inclusion_probabilities(n, contributions)
-    torch.testing.assert_close(chances.sum(), torch.tensor(5.0))
-    together = torch.zeros(n, n)
-    for _ in range(300):
-        cohort = sampler.sample(n, contributions, generator)
-        assert len(cohort) == 5
-        assert (cohort.diff() > 0).all()  # nobody twice
-        together[cohort[:, None], cohort] += 1
-        if (chances < 1).all():
-            total = (weights[cohort] / weights.sum() / chances[cohort]).sum()
-            torch.testing.assert_close(total, torch.tensor(1.0))
-    if n <= 12 and not (weights == 0).any() and not weights.isnan().any():
-        assert (together > 0).all()  # the line's order changes: no two clients always miss each other
 
 
 def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:

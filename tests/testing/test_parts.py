@@ -34,7 +34,6 @@ AGGREGATORS: Sequence[Checks] = [
     aggregator(aggregation.FedAvg()),
     aggregator(aggregation.FedAvg("uniform", server_lr=0.5)),
     aggregator(aggregation.FedAvgM()),
-    aggregator(aggregation.FedBuff(), personalizer=aggregation.StaleStarts()),
     aggregator(aggregation.FedCE(), metrics={"fedce": ContributionEstimation()}),
     aggregator(algorithms.FedDynServer(), client_algorithm=algorithms.FedDyn()),
     aggregator(aggregation.FedNova()),
@@ -58,7 +57,6 @@ PERSONALIZERS: Sequence[Checks] = [
     personalizer(personalization.PFedSV(), metrics={"relevance": DomainRelevance()}),
     personalizer(personalization.ShapFedPersonalizer()),
     personalizer(personalization.SparsifiedReward(), metrics={"cgsv": CosineGradientShapley()}),
-    personalizer(aggregation.StaleStarts(), aggregator=aggregation.FedBuff()),
     personalizer(personalization.Standalone()),
 ]
 SAMPLERS: Sequence[Checks] = [
@@ -68,7 +66,6 @@ SAMPLERS: Sequence[Checks] = [
     sampler(sampling.PowerOfChoice(2, candidates=3)),
     sampler(sampling.ShapleyImportanceSampler(2.0)),
     sampler(sampling.SoftmaxSampler(2)),
-    sampler(sampling.SystematicShapleySampler(2)),
     sampler(sampling.UniformSampler(2)),
 ]
 ALGORITHMS: Sequence[Checks] = [
@@ -83,7 +80,6 @@ ALGORITHMS: Sequence[Checks] = [
 UPLOADS: Sequence[Checks] = [
     upload(part)
     for part in (
-        attacks.ALittleIsEnough(clients=[0, 2]),
         attacks.Alignment(clients=[1]),
         attacks.FalseReports(loss=1.0, clients=[1]),
         attacks.FreeRider(clients=[1]),
@@ -91,8 +87,6 @@ UPLOADS: Sequence[Checks] = [
         attacks.GradientPoisoning(clients=[1]),
         attacks.HeadAlignment(clients=[1]),
         attacks.InnerProductManipulation(clients=[0, 2]),
-        attacks.MinMax(clients=[0, 2]),
-        uploads.Quantized(4),
         attacks.Scaling(2.0, clients=[1]),
         attacks.SignFlip(clients=[1]),
         uploads.TopK(0.3),

@@ -12,7 +12,7 @@ from flsv.attacks import Scaling
 from flsv.core import Traffic
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedAMP, Standalone
-from flsv.uploads import Compression, Quantized, TopK, Upload, UploadContext, upload
+from flsv.uploads import TopK, Upload, UploadContext, upload
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import client_tensors, fit
 from helpers.models import Diverges, network, sgd
@@ -100,13 +100,12 @@ def context(client: int = 0, entries: int = 40, state: Any = None, **kwargs: Any
 UPDATES = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("compression", [TopK(0.1), Quantized(2)], ids=["topk", "quantized"])
-def test_compressed_updates_plus_the_kept_error_sum_to_all_updates(compression: Compression) -> None:
+def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
     state: dict[str, Tensor] = {}
     sent = torch.zeros(40)
     for r, update in enumerate(UPDATES):
         before = update.clone()
-        given = compression.apply(torch.cat([update, update]), context(state=state, round_index=r))
+        given = TopK(0.1).apply(torch.cat([update, update]), context(state=state, round_index=r))
         assert torch.equal(update, before)
         assert torch.equal(given[40:], before)  # buffers
         sent += given[:40]
@@ -116,7 +115,7 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates(compression: 
 def test_two_compressions_keep_their_errors_apart() -> None:
     state: dict[str, Tensor] = {}
     once = TopK(0.5).apply(UPDATES[0], context(state=state))
-    Quantized(2).apply(once, context(state=state, position=1))
+    TopK(0.1).apply(once, context(state=state, position=1))
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
 
@@ -132,29 +131,6 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
-# ---- rounding
-
-
-def test_stochastic_quantization_is_unbiased_and_deterministic_takes_the_nearest_level() -> None:
-    update = UPDATES[0]
-    draws = torch.stack([Quantized(3, 8).compress(update, torch.Generator().manual_seed(s)) for s in range(4000)])
-    scale = (update.view(-1, 8).abs().amax(1, keepdim=True) / 3).expand(-1, 8).flatten()
-    assert ((draws - update).abs() <= scale * 1.0001).all()
-    # The standard deviation of one draw is at most scale / 2; of the mean of 4,000 of them 63 times less.
-    assert ((draws.mean(0) - update).abs() < 5 * scale / 2 / 4000**0.5).all()
-    nearest = Quantized(3, 8, stochastic=False).compress(update, torch.Generator())
-    assert ((nearest - update).abs() <= scale / 2 * 1.0001).all()
-
-
-def test_quantization_noise_follows_from_seed_round_client_and_position() -> None:
-    def send(**kwargs: Any) -> Tensor:
-        return Quantized(2).apply(UPDATES[0], context(**kwargs))
-
-    assert torch.equal(send(), send())
-    for other in ({"seed": 1}, {"round_index": 1}, {"client": 1}, {"position": 1}):
-        assert not torch.equal(send(), send(**other))
-
-
 # ---- what crosses
 
 
@@ -163,8 +139,6 @@ def test_compressed_traffic_counts_indices_and_values() -> None:
     who = context(entries=100)
     assert TopK(0.05).traffic(whole, sent, who) == Traffic(2 * 5 + 10, 5 * 8 + 40.0)
     assert TopK(0.05).traffic(whole, sent.double(), who) == Traffic(2 * 5 + 10, 5 * 12 + 80.0)
-    assert Quantized(8, 32).traffic(whole, sent, who) == Traffic(100 + 4 + 10, 100 + 16 + 40.0)
-    assert Quantized(3, 100).traffic(whole, sent, who) == Traffic(100 + 1 + 10, 38 + 4 + 40.0)
 
 
 # ---- what cannot be done

@@ -63,8 +63,8 @@ def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable
     [
         (functional.wasserstein_distance, {"p": 0.5}, "p="),
         (functional.interpolating_measure, {"t": float("nan")}, "t=nan"),
-        (functional.debiased_potential, {"blur": float("nan")}, "blur|eps"),
-        (functional.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
+        (functional.client_values, {"gamma": torch.eye(3), "blur": float("nan")}, "blur=nan"),
+        (functional.client_values, {"gamma": torch.eye(3), "scaling": float("nan")}, "scaling=nan"),
     ],
 )
 def test_transport_functions_refuse_wrong_numbers(

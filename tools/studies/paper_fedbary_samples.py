@@ -29,7 +29,7 @@ from flsv.functional import (
     lava,
     wasserstein_distance,
 )
-from flsv.functional.transport.fedbary import Part
+from flsv.functional.transport.potentials import Part
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.questions import calibrated_by_class

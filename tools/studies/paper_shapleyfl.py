@@ -28,7 +28,7 @@ from flsv.functional import (
     permutation_shapley,
     surrogate_shapley,
 )
-from flsv.functional.shapley.enumeration import shapley_of_table
+from flsv.functional.shapley.exact import shapley_of_table
 
 PERMUTATIONS = (80, 160, 240, 320, 400)
 DRAWS = 50

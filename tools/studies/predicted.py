@@ -34,7 +34,7 @@ from torch import Tensor
 from flsv.benchmark.scores import share_error, shares, spearman
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.enumeration import all_coalitions, semivalue, semivalue_of_table, shapley_weights
+from flsv.functional.shapley.exact import all_coalitions, semivalue, semivalue_of_table, shapley_weights
 from flsv.functional.shapley.few_coalitions import interval_over_seeds
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares, interpolation_weights

@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, vmap
 from torchvision.datasets import MNIST, FashionMNIST
 
 from flsv.functional import few_coalitions
-from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import coalition_shares
 
 ROOT = Path(os.environ.get("FLSV_DATA_ROOT", "."))

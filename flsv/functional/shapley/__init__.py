@@ -1,12 +1,12 @@
 """Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form. A game is any
-function of masks; this package defines none.
+function of masks. This package defines none.
 
-Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None, target_stderr=None)``,
-and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. To choose one:
+Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``,
+and returns a :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.
 - otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.
-- ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased;
+- ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased.
   ``surrogate`` with ``unbiased=True`` is unbiased, too.
 - ``leave_one_out``, ``banzhaf`` and ``beta`` are other values, not estimates of the Shapley value.
 

@@ -6,14 +6,14 @@ Three baselines of the paper are settings of :func:`decayed_shapley` for a run o
 
 - "SOR": the sum of each client's Shapley values in all rounds. Guo et al. (section 5.2) say that "the Shapley value for
   each participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are
-  then aggregated"; they do not say how. The sum is the plainest reading. It is also the value of Wang et al., "A
+  then aggregated". They do not say how. The sum is the plainest reading. It is also the value of Wang et al., "A
   Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds.
 - "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
   for Federated Learning", IEEE Big Data 2019.
 - "TMR": like MR, but round t has the weight omega^t with omega < 1, and rounds whose weight is below a threshold are
   left out: the truncated index of Wei et al., "Efficient and Fair Data Valuation for Horizontal Federated Learning",
-  2020. According to Guo et al. TMR also weights rounds by their accuracy; they give no formula, so this is left out
-  here. They give no omega and no threshold either; with the values chosen here the first 10 rounds are evaluated.
+  2020. According to Guo et al. TMR also weights rounds by their accuracy. They give no formula, so this is left out
+  here. They give no omega and no threshold either. With the values chosen here the first 10 rounds are evaluated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 def decayed_shapley(
     values: Tensor, decay: Annotated[float, Gt(0), Le(1)] = 0.8, threshold: NonNegative = 0.0, normalize: bool = True
 ) -> Tensor:
-    r"""Sum up each client's shares of the rounds' gains in utility, with weights that decay from round to round.
+    r"""Sum up each client's shares of the rounds' gains, decayed.
 
     .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
@@ -49,7 +49,7 @@ def decayed_shapley(
     unbounded.
 
     Args:
-        values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility; NaN for
+        values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility. NaN for
             clients outside the round's cohort.
         decay: omega in (0, 1].
         threshold: rounds with omega^t below this number are left out; at most ``decay``.
@@ -57,7 +57,7 @@ def decayed_shapley(
             the unit of the utility.
 
     Returns:
-        float64 ``[n]``; NaN for clients that are not in any round.
+        float64 ``[n]``. NaN for clients that are not in any round.
 
     Raises:
         ConfigurationError: ``decay`` or ``threshold`` is out of range.
@@ -84,43 +84,15 @@ def decayed_shapley(
 
 
 def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
-    """Compute the weight of a round, decay^t with t = ``round_index`` + 1, or 0 if this is below the threshold.
-
-    A round of weight 0 need not be evaluated.
-
-    Args:
-        round_index: the round's number, from 0.
-        decay: the ratio of a round's weight to that of the previous round.
-        threshold: weights below this number become 0.
-
-    Example:
-        >>> round_factor(1, decay=0.5), round_factor(1, decay=0.5, threshold=0.3)
-        (0.25, 0.0)
-    """
+    """Compute decay^(``round_index`` + 1), or 0 if this is below the threshold."""
     factor = decay ** (round_index + 1)
     return factor if factor >= threshold else 0.0
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
-    """Compute the clients' shares of a round's gain: their Shapley values divided by the values' sum.
-
-    There are two exceptions. If all values are 0 the round is *skipped*: all shares are 0. If the values sum to 0 or
-    less the round is *flagged*: the values are divided by the sum of their absolute values, since a division by their
-    sum would credit clients that did harm.
-
-    Args:
-        values: ``[k]``, the round's Shapley values.
-        epsilon: sums of values or of absolute values below this number, in the unit of the values, count as 0.
-
-    Returns:
-        The shares, float64 ``[k]``; whether the round is skipped; and whether it is flagged.
-
-    Example:
-        >>> round_shares(torch.tensor([0.3, 0.1]))
-        (tensor([0.7500, 0.2500], dtype=torch.float64), False, False)
-        >>> round_shares(torch.tensor([-0.3, 0.1]))
-        (tensor([-0.7500,  0.2500], dtype=torch.float64), False, True)
-    """
+    """Divide a round's values ``[k]`` by their sum. Return whether the round is skipped or flagged, too."""
+    # Skipped: all values are 0. Flagged: they sum to 0 or less, and are divided by the sum of absolute values, since
+    # a division by their sum would credit clients that did harm.
     values = values.double()
     total, absolute = float(values.sum()), float(values.abs().sum())
     if absolute < epsilon:

@@ -7,9 +7,9 @@ values SV as a mean over the n - 1 sizes j of a mean over coalitions S,
 
 Corrections to the paper:
 
-- eq. 13 divides the sum over S by binom(n-1, j); the mean has to divide by the number of such S, binom(n-2, j).
-- Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``); both must accumulate (``+=``).
-- Algorithm 3 lets i run over all players; here i = k is skipped (its difference is 0).
+- eq. 13 divides the sum over S by binom(n-1, j). The mean has to divide by the number of such S, binom(n-2, j).
+- Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``). Both must accumulate (``+=``).
+- Algorithm 3 lets i run over all players. Here i = k is skipped (its difference is 0).
 - The number of strata in floor(M/(N-1)) is taken as the n - 1 sizes.
 
 Departures:
@@ -25,12 +25,9 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.moments import Moments
-from flsv.functional.shapley.random_coalitions import random_coalitions, random_permutations
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import Sampling, ShapleyEstimate, Utility
+from flsv.functional.shapley.permutation import Moments, random_coalitions, random_permutations
 
 
 def difference_shapley(
@@ -39,26 +36,23 @@ def difference_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
     """Estimate Shapley values by their differences from the first player's value (DMC).
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+        budget: largest number of distinct evaluations. None: 50 n. The minimum is one
             sample of every difference at one coalition size: 2 n evaluations.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
-        budget suffices for all coalitions, unless ``target_stderr`` is reached before. The standard error is NaN until
+        budget suffices for all coalitions. The standard error is NaN until
         every coalition size has two samples, which takes about 4 n^2 evaluations.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, ``target_stderr`` is not above 0, or there is no player.
+        ConfigurationError: the budget is below the minimum, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
@@ -67,48 +61,29 @@ def difference_shapley(
         tensor([3., 1., 2.], dtype=torch.float64)
     """
     per_size = 2 * max(num_players - 1, 1)
-    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size, target_stderr)
-    # With up to 3 players S is empty or all other players: one sample of each size covers all coalitions.
-    if run.buys_all and (target_stderr is None or num_players <= 3):
-        return _enumerate(run.game)
+    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size)
+    if run.buys_all:
+        return exact_shapley(utility, num_players)
     strata = _Strata(run, generator)
     strata.fill(per_size)
-    stderr = strata.stderr()
-    if run.buys_all and not run.reached(stderr):
-        return _enumerate(run.game)
-    return run.game.estimate(strata.values(), stderr, strata.freedom())
-
-
-def _enumerate(game: MemoizedGame) -> ShapleyEstimate:
-    """Compute the values exactly from all coalitions."""
-    values = shapley_of_table(game(all_coalitions(game.num_players)))
-    return game.estimate(values, torch.zeros_like(values))
+    return run.estimate(strata.values(), strata.stderr(), strata.freedom())
 
 
 class _Strata:
-    """Samples of Shapley values, sorted by the size of the coalition S that is drawn for them, and their estimates.
+    """Samples of Shapley values, sorted by the size of the coalition that is drawn for them."""
 
-    A sample has a coalition S for each player i, which contains neither i nor the base player k. U(S + k) - U(S + i)
-    estimates SV_k - SV_i; these differences and U(N) - U(empty) give the Shapley values SV of all players.
-
-    Args:
-        run: the game, the budget and the target of the call.
-        generator: the random generator of the draws; None: torch's default.
-    """
+    # For each player i a coalition S is drawn without i and the base player k. U(S + k) - U(S + i) estimates SV_k -
+    # SV_i.
 
     def __init__(self, run: Sampling, generator: Generator | None) -> None:
         self.run, self.generator = run, generator
-        self.num_players = run.game.num_players
-        empty, grand = run.game.empty_and_grand()
+        self.num_players = run.num_players
+        empty, grand = run.empty_and_grand()
         self.gain = grand - empty
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Draw samples until the budget is spent or the target is reached.
-
-        Args:
-            per_size: the number of evaluations that a sample of one coalition size takes.
-        """
+        """Draw samples of ``per_size`` evaluations until budget or target ends it."""
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
@@ -119,27 +94,17 @@ class _Strata:
         # More draws than the budget has evaluations only repeat evaluated coalitions.
         while len(sizes) == strata and inner > 0 and draws < run.budget:
             passes = max(run.left // (inner * per_size), 1)
-            if run.target_stderr is not None:
-                passes = min(passes, max(draws // inner, 1))
             again = 1 + random_permutations(passes, inner, self.generator).flatten()
             with_base, with_other = self.coalitions(again)
             affordable = run.affordable(torch.cat([with_base, with_other], dim=1))
             if affordable:
                 self.add(again[:affordable], with_base[:affordable], with_other[:affordable])
             draws += affordable
-            if affordable < len(again) or run.reached(self.stderr()):
+            if affordable < len(again):
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the coalitions on which each player is compared with the base player.
-
-        Args:
-            sizes: int ``[R]``, the size of the coalitions S in each draw.
-
-        Returns:
-            The coalitions S + base player, and S + other player, both bool ``[R, n-1, n]``: for each draw one S for
-            each player other than the base player.
-        """
+        """Draw S + base player and S + other player, both bool ``[R, n-1, n]``, for S of the given sizes ``[R]``."""
         others = self.num_players - 1
         free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
         drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
@@ -151,14 +116,8 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values that follow from them to the samples of their size.
-
-        Args:
-            sizes: int ``[R]``, see :meth:`coalitions`.
-            with_base: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-            with_other: bool ``[R, n-1, n]``, see :meth:`coalitions`.
-        """
-        both = self.run.game(torch.stack([with_base, with_other]))
+        """Evaluate drawn coalitions, and add the Shapley values that follow to the samples of their size."""
+        both = self.run(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
         differences = torch.cat([zero, gaps], dim=1)
@@ -167,24 +126,19 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
-        """Return the estimated Shapley values ``[n, M]``, the mean over the coalition sizes."""
+        """Return the values ``[n, M]``, means over the coalition sizes."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:
-        """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
-
-        The smallest and the largest size have only one S per player and need one sample; all other sizes need two.
-        """
+        """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
+        # The smallest and the largest size have one S per player only and need one sample; all others need two.
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
-
-        They are (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the sizes' variances and sample counts.
-        """
+        """Compute Satterthwaite's degrees of freedom ``[n, M]`` of the standard errors."""
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
             return torch.full_like(self.values(), torch.inf)

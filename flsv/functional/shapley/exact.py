@@ -1,13 +1,95 @@
-"""The exact Shapley value, from all 2^n coalitions."""
+"""Values from all 2^n coalitions, and leave-one-out values from n + 1 of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
-from flsv.functional.shapley.enumeration import check_enumerable, per_coalition, semivalue
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
+from flsv.functional.shapley.game import (
+    MAX_EXACT_PLAYERS,
+    Sampling,
+    ShapleyEstimate,
+    Utility,
+    check_num_players,
+    evaluate,
+    result_dtype,
+)
+from flsv.utilities.errors import ConfigurationError
+
+_CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
+
+
+def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
+    """List coalitions by number, bool ``[stop - start, n]``: bit i of a number is set if player i is in."""
+    numbers = torch.arange(start, 2**num_players if stop is None else stop)
+    return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
+
+
+def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
+    """Compute a semivalue ``[n, M]`` from all utilities ``[2^n, M]`` and a weight per coalition size."""
+    # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
+    # utility has the value 0 exactly.
+    num_players = len(table).bit_length() - 1
+    sizes = torch.zeros(1, dtype=torch.int64)
+    for _ in range(num_players - 1):
+        sizes = torch.cat([sizes, sizes + 1])
+    # Striking bit i out of a coalition number leaves a number below 2^(n-1) with the same other bits, in order: one
+    # vector of weights serves every player.
+    weights = torch.tensor(weight, dtype=torch.float64)[sizes]
+    values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
+    for i in range(num_players):
+        pairs = table.view(2 ** (num_players - 1 - i), 2, 2**i, -1)
+        marginals = pairs[:, 1] - pairs[:, 0]
+        values[i] = weights @ marginals.reshape(len(weights), -1)
+    return values
+
+
+def shapley_weights(num_players: int) -> list[float]:
+    """Return 1 / (n binom(n-1, s)) for s = 0..n-1."""
+    return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
+
+
+def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
+    """Divide each size's total weight (None: 1/n) by its number of coalitions without one player."""
+    if size_weights is None:
+        return shapley_weights(num_players)
+    return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
+
+
+def shapley_of_table(table: Tensor) -> Tensor:
+    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
+    return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
+
+
+def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
+    """Compute a semivalue by evaluating all 2^n coalitions."""
+    total = 2**num_players
+    answers = [
+        evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
+        for start in range(0, total, _CHUNK)
+    ]
+    answer = answers[0] if len(answers) == 1 else torch.cat(answers)
+    values = semivalue_of_table(answer.reshape(total, -1).to("cpu", torch.float64), weight).to(result_dtype(answer))
+    values = values if answer.ndim == 2 else values[:, 0]
+    return ShapleyEstimate(values, torch.zeros_like(values), total)
+
+
+def check_enumerable(name: str, num_players: int, budget: int | None, alternatives: str) -> None:
+    """Raise ConfigurationError above 22 players, or if the budget does not suffice for all coalitions."""
+    check_num_players(num_players)
+    if num_players > MAX_EXACT_PLAYERS:
+        raise ConfigurationError(
+            f"{name} with {num_players} players needs 2^{num_players} = {2**num_players:,} evaluations; the limit is "
+            f"{MAX_EXACT_PLAYERS} players. {alternatives}"
+        )
+    if budget is not None and budget < 2**num_players:
+        raise ConfigurationError(
+            f"{name}: budget={budget} is below the minimum of 2^{num_players} = {2**num_players} evaluations for "
+            f"{num_players} players. {alternatives}"
+        )
 
 
 def exact_shapley(
@@ -16,7 +98,6 @@ def exact_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Compute the Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
@@ -28,13 +109,12 @@ def exact_shapley(
     ``|C| binom(|C| - 1, |S|)`` and is the Shapley value.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once; it is called with up to 65,536 coalitions at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once. It is
+            called with up to 65,536 coalitions at once.
         num_players: the number n of players, at most 22.
-        budget: largest number of evaluations, at least 2^n; None: no limit.
-        generator: not used; it is here because every estimator takes it.
-        target_stderr: not used, since the standard error is 0.
-        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+        budget: largest number of evaluations, at least 2^n. None: no limit.
+        generator: not used. It is here because every estimator takes it.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
             the Shapley value.
 
     Returns:
@@ -45,7 +125,7 @@ def exact_shapley(
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
-        The glove game: player 0 owns a left glove, players 1 and 2 a right one; a pair is worth 1.
+        The glove game: player 0 owns a left glove, players 1 and 2 a right one. A pair is worth 1.
 
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()
         >>> exact_shapley(glove, 3).values
@@ -54,3 +134,37 @@ def exact_shapley(
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives)
     return semivalue(utility, num_players, per_coalition(size_weights, num_players))
+
+
+def leave_one_out(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+) -> ShapleyEstimate:
+    r"""Compute the leave-one-out values U(N) - U(N \ {i}).
+
+    Args:
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: largest number of distinct evaluations, at least n + 1. None: n + 1.
+        generator: not used. It is here because every estimator takes it.
+
+    Returns:
+        The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and n + 1 ``evaluations``.
+
+    Raises:
+        ConfigurationError: the budget is below n + 1, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()
+        >>> leave_one_out(glove, 3).values
+        tensor([1., 0., 0.])
+    """
+    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1)
+    everybody = torch.ones(1, num_players, dtype=torch.bool)
+    utilities = game(torch.cat([everybody, ~torch.eye(num_players, dtype=torch.bool)]))
+    values = utilities[0] - utilities[1:]
+    return game.estimate(values, torch.zeros_like(values))

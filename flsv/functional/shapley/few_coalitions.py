@@ -2,12 +2,12 @@
 
 Retraining a federation for every coalition of its n clients costs 2^n trainings. :func:`few_coalitions` lists far fewer
 coalitions, and :func:`few_coalitions_shapley` estimates the Shapley values from their utilities. With all 2^n
-coalitions the values of these trainings are exact; they still differ from seed to seed, see
+coalitions the values of these trainings are exact. They still differ from seed to seed, see
 :func:`interval_over_seeds`, and :mod:`flsv.functional.shapley.one_seed` for a single seed.
 
 **The fit** is the surrogate of :mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of
 
-- the inner product of membership vectors, for additive games;
+- the inner product of membership vectors, for additive games.
 - a Gaussian kernel of squared width 0.3 on the vectors z / |S| with which a coalition S averages its members' models
   (z_i: membership of player i), so that coalitions with similar averages have similar utilities.
 
@@ -22,7 +22,7 @@ The gap between the sum of the fitted values and U(grand) - U(empty) is divided 
 
 **Signal and noise variance** maximize the marginal likelihood, with the noise variance at most the variance of one part
 of the kernel. Without this bound, the likelihood of so few coalitions can be largest where everything counts as noise,
-and all players get the same value; this happens if one player alone has nearly the grand coalition's performance. The
+and all players get the same value. This happens if one player alone has nearly the grand coalition's performance. The
 true noise is far smaller: the variance between two trainings of the same coalition is 1 to 15 % of the variance between
 coalitions in the federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
@@ -38,12 +38,10 @@ import torch
 from torch import Tensor
 
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
-from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
-from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
+from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
@@ -55,7 +53,7 @@ MOST_NOISE = 1.0
 
 @checked
 def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
-    """List the coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
+    """List the coalitions to evaluate, bool ``[K, n]``. The empty and the grand coalition come first.
 
     Args:
         num_players: the number n of players.
@@ -103,20 +101,20 @@ def _distinct(masks: Tensor) -> Tensor:
 
 @checked
 def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative | None = None) -> ShapleyEstimate:
-    """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
+    """Compute Shapley values from some coalitions' utilities, by a Gaussian process.
 
     With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game.
 
     Args:
-        masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
+        masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them. See
             :func:`few_coalitions`.
         utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
         noise: the least standard deviation of the noise in a utility, that is between trainings of the same coalition,
-            in the utility's unit; None: 0. The noise itself is fitted by marginal likelihood.
+            in the utility's unit. None: 0. The noise itself is fitted by marginal likelihood.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
-        measures the uncertainty from the coalitions that were not evaluated; it is 0 if all were.
+        measures the uncertainty from the coalitions that were not evaluated. It is 0 if all were.
 
     Raises:
         ConfigurationError: ``noise`` is below 0.
@@ -151,7 +149,7 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
 
 
 def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
-    r"""Compute half the width of the confidence interval of each player's mean value over seeds.
+    r"""Compute half the width of each mean value's interval over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
     averaged with a usual variance that counts as two further degrees:
@@ -165,7 +163,7 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
     Args:
         values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
         fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
-            that were not trained; 0 if all were.
+            that were not trained. 0 if all were.
         level: the confidence level, in (0, 1).
 
     Returns:
@@ -246,21 +244,9 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
-    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process with kernel k.
-
-    The variance is the player's Shapley value in the game T -> phi(T), where phi(T) is the player's Shapley value in
-    the game S -> k(S, T). phi(T) depends only on the size of T and on whether T contains the player.
-
-    Args:
-        kernel: the kernel k of the Gaussian process.
-        num_players: the number of players in the game.
-
-    Example:
-        In a game with independent gains of variance 1, each player is worth its own gain.
-
-        >>> round(prior_variance(membership, 5), 9)
-        1.0
-    """
+    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process."""
+    # It is the player's value in the game T -> phi(T), with phi(T) its value in the game S -> k(S, T). phi(T) depends
+    # only on the size of T and on whether T contains the player.
     sizes = torch.arange(num_players + 1)
     first = sizes[:, None] > torch.arange(num_players)  # row s: players 0 to s - 1
     inside = kernel_shapley(kernel, first)[1:, 0]  # values of player 0, for |T| = 1 to n

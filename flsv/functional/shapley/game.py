@@ -1,14 +1,10 @@
-"""The coalition game as a batched callable, and the ShapleyEstimate that estimators return.
+"""Coalition games as batched callables, their estimates, and the budget of sampled estimators.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 
     SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
 
-A game is a callable ``utility(masks: bool [K, n]) -> float [K]`` that returns the utilities of K coalitions (or
-``[K, M]``, one game per column, such as the accuracy of each class). The functions of this package know nothing about
-models or rounds.
-
-Arithmetic is float64 on the CPU; results have the utility's dtype if that is float32 or float64, otherwise float32.
+Arithmetic is float64 on the CPU. Results have the utility's dtype if that is float32 or float64, otherwise float32.
 """
 
 from __future__ import annotations
@@ -22,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
 """A game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]`` or ``[K, M]``.
 
-Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct; the result
+Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct. The result
 may be on any device, and is detached.
 """
 
@@ -40,11 +37,11 @@ class ShapleyEstimate:
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
         stderr: standard error of ``values`` due to sampling, same shape and unit. 0 if every coalition that enters the
-            values was evaluated; NaN with fewer than two samples, which show no spread. It does not include the bias of
+            values was evaluated. NaN with fewer than two samples, which show no spread. It does not include the bias of
             truncation or of a fitted surrogate.
         evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
         freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
-            ``stderr``, or one number for all; inf (normal intervals) if the estimator does not compute them.
+            ``stderr``, or one number for all, inf (normal intervals) if the estimator does not compute them.
 
     Example:
         Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal interval.
@@ -71,14 +68,7 @@ def check_num_players(num_players: int) -> None:
 
 
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
-    """Compute a hashable key for each coalition; two keys are equal only if the coalitions are.
-
-    Args:
-        masks: K coalitions, bool ``[K, n]``.
-
-    Returns:
-        K integers for up to 64 players, K byte strings for more.
-    """
+    """Compute K distinct keys of coalitions ``[K, n]``: integers up to 64 players, byte strings beyond."""
     packed = np.packbits(masks.numpy(), axis=1)
     width = packed.shape[1]
     if width > 8:
@@ -89,19 +79,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not in ``known``, and the position in ``keys`` at which each occurs first.
-
-    Args:
-        keys: keys of coalitions, possibly repeated.
-        known: the keys to leave out, such as those of evaluated coalitions.
-
-    Returns:
-        ``{key: position}``, by ascending position.
-
-    Example:
-        >>> first_positions([6, 3, 5, 6, 5], known={3})
-        {6: 0, 5: 2}
-    """
+    """Find the keys that are not in ``known``, and the position at which each occurs first."""
     new: dict[Key, int] = {}
     for position, key in enumerate(keys):
         if key not in known:
@@ -110,18 +88,7 @@ def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key
 
 
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
-    """Evaluate coalitions by one call of ``utility``, and check the result.
-
-    Args:
-        utility: the game.
-        masks: the coalitions, bool ``[K, n]``.
-
-    Returns:
-        The utilities, ``[K]`` or ``[K, M]``, detached.
-
-    Raises:
-        ValueError: the result has a wrong shape, or a utility is NaN or infinite; the message names its coalition.
-    """
+    """Evaluate coalitions by one call of ``utility``, and check the result's shape and finiteness."""
     values = torch.as_tensor(utility(masks)).detach()
     if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
         raise ValueError(
@@ -140,5 +107,110 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of estimates from the utilities ``values``: float64 if they are float64, otherwise float32."""
+    """Return float64 for float64 utilities, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+class MemoizedGame:
+    """A game that evaluates, checks and counts each distinct coalition once."""
+
+    def __init__(self, utility: Utility, num_players: int) -> None:
+        check_num_players(num_players)
+        self.utility = utility
+        self.num_players = num_players
+        self._rows: dict[int | bytes, int] = {}
+        self._values = torch.empty(0, 0, dtype=torch.float64)
+        self._vector = False
+        self._dtype = torch.float32
+
+    @property
+    def evaluations(self) -> int:
+        """Count the distinct coalitions evaluated so far."""
+        return len(self._rows)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        flat = masks.reshape(-1, self.num_players)
+        keys = coalition_keys(flat)
+        if keys:
+            self._evaluate_new(flat, keys)
+        rows = torch.tensor(list(map(self._rows.__getitem__, keys)), dtype=torch.int64)
+        return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
+
+    def cost(self, masks: Tensor) -> Tensor:
+        """Count the new evaluations ``[G]`` that the first g + 1 groups ``[G, K, n]`` take, for each g."""
+        groups, size = masks.shape[:2]
+        new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
+        first = torch.tensor(list(new.values()), dtype=torch.int64)
+        return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
+
+    def empty_and_grand(self) -> tuple[Tensor, Tensor]:
+        """Return the utilities ``[M]`` of the empty and of the grand coalition."""
+        ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
+        return ends[0], ends[1]
+
+    def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
+        """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
+
+        def shaped(x: Tensor) -> Tensor:
+            return (x if self._vector else x[:, 0]).to(self._dtype)
+
+        told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
+        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
+
+    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+        """Evaluate the coalitions without a stored utility in one call."""
+        rows, new = self._rows, first_positions(keys, self._rows)
+        if not new:
+            return
+        values = evaluate(self.utility, masks[list(new.values())])
+        vector = values.ndim == 2
+        table = values.reshape(len(new), -1).to("cpu", torch.float64)
+        if not rows:
+            self._vector, self._dtype = vector, result_dtype(values)
+            self._values = table
+        elif vector != self._vector or table.shape[1] != self._values.shape[1]:
+            raise ValueError(
+                f"utility(masks) returned {tuple(values.shape)} now and [K{', ' if self._vector else ''}"
+                f"{self._values.shape[1] if self._vector else ''}] before; the number of columns must not change."
+            )
+        else:
+            self._values = torch.cat([self._values, table])
+        rows.update(zip(new, range(len(rows), len(rows) + len(new)), strict=True))
+
+
+DEFAULT_EVALUATIONS_PER_PLAYER = 50
+MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
+
+
+class Sampling(MemoizedGame):
+    """A memoized game with the budget of one call of a sampled estimator, by default 50 n distinct evaluations."""
+
+    # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
+    # the players' numbering.
+
+    def __init__(self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int) -> None:
+        super().__init__(utility, num_players)
+        everything = 2**num_players
+        minimum = min(minimum, everything)
+        if budget is None:
+            budget = min(max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum), everything)
+        if budget < minimum:
+            raise ConfigurationError(
+                f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
+            )
+        progress.start("coalitions", min(budget, everything))
+        self.budget = budget
+
+    @property
+    def buys_all(self) -> bool:
+        """Return whether all coalitions of at most 22 players can be evaluated."""
+        return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
+
+    @property
+    def left(self) -> int:
+        """Return the number of evaluations that may still be spent."""
+        return self.budget - self.evaluations
+
+    def affordable(self, groups: Tensor) -> int:
+        """Return how many groups of coalitions ``[G, K, n]``, from the first on, the budget still suffices for."""
+        return int((self.cost(groups) <= self.left).sum())

@@ -1,13 +1,8 @@
-"""Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
-
-No coalition is evaluated. For k clients, one gradient of the validation loss at the round's global model, k dot
-products and, for the second order, k Hessian-vector products suffice. The method is this package's own; with single
-training samples as the players, the first-order term is the In-Run Data Shapley of Wang et al., "Data Shapley in One
-Training Run", ICLR 2025.
-"""
+"""Exact Shapley values of the Taylor expansion of the validation loss, for clients and for single samples."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -24,7 +19,7 @@ def gradient_shapley(
     weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Compute exact Shapley values of a first- or second-order Taylor expansion of the validation loss.
+    """Compute exact Shapley values of a Taylor expansion of the validation loss.
 
     The game is U(S) = -L(x + eta sum_{i in S} w_i(S) d_i), with L the validation loss, x the round's global model, d_i
     the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i,
@@ -34,8 +29,8 @@ def gradient_shapley(
 
     Args:
         gradient_products: ``[k]``, the products a_i.
-        hessian_products: ``[k, k]``, the products H_ij; None: first-order expansion.
-        weighting: ``"uniform"``: w_i(S) = 1/|S|; or a tensor ``[k]`` of fixed weights, the same in every coalition.
+        hessian_products: ``[k, k]``, the products H_ij. None: first-order expansion.
+        weighting: ``"uniform"``: w_i(S) = 1/|S|, or a tensor ``[k]`` of fixed weights, the same in every coalition.
             For weights by samples, renormalized in a coalition, there is no closed form.
         server_lr: eta, the factor by which the server multiplies the aggregated update.
 
@@ -102,3 +97,81 @@ def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
     if n == 1:
         return own * terms
     return own * terms + (total - own) / (n - 1) * (terms.sum() - terms)
+
+
+@checked
+def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
+    """Compute the factor f_t with which each step's gradient enters the final model.
+
+    In-run values are Shapley values of the samples z of a step, phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j
+    grad l_j, with g and H the gradient and Hessian of the validation loss and l_z sample z's part of the training loss
+    (Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025).
+
+    With the momentum buffer b_s = momentum b_{s-1} + grad_s and the steps w_{s+1} = w_s - lr_s b_s of the weights w,
+    grad_t changes the final weights by -f_t grad_t, where f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no
+    momentum: f_t = lr_t.
+
+    Args:
+        lrs: the learning rates of the T steps, in order.
+        momentum: the optimizer's momentum, without dampening and not Nesterov's.
+
+    Returns:
+        float64 ``[T]``, the factors f_t.
+
+    Example:
+        >>> step_weights([1.0, 1.0, 1.0], momentum=0.5)
+        tensor([1.7500, 1.5000, 1.0000], dtype=torch.float64)
+    """
+    weights = torch.zeros(len(lrs), dtype=torch.float64)
+    later = 0.0
+    for t in reversed(range(len(lrs))):
+        later = lrs[t] + momentum * later
+        weights[t] = later
+    return weights
+
+
+def client_in_run_values(
+    class_values: Tensor,
+    gradient_products: Tensor,
+    aggregation_weights: Tensor,
+    hessian_products: Tensor | None = None,
+    server_lr: float = 1.0,
+) -> Tensor:
+    """Split each client's value in a round by the classes of its samples.
+
+    The value to split is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which is computed from
+    the updates alone. The part for a class is the sum of the in-run values of the client's samples of this class. The
+    rest is the client's value minus all these parts.
+
+    Args:
+        class_values: ``[k, M]``, for each of k clients and M classes the sum of the in-run values of the client's
+            samples of this class, in a round in which the client's update would be the only one, with weight 1.
+        gradient_products: ``[k]``, the scalar products of the validation loss's gradient with the clients' updates d_i.
+        aggregation_weights: ``[k]``, the updates' weights in the aggregate.
+        hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian. None: values of first order.
+        server_lr: the factor by which the server multiplies the aggregated update.
+
+    Returns:
+        float64 ``[k, M + 1]``: the M parts by class, and the rest. With ``hessian_products`` float64 ``[k, M + 2]``,
+        with the second-order part of the value as the last column. A row sums to the client's value.
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Example:
+        >>> classes, weights = torch.tensor([[0.75, 0.5], [0.5, 0.0]]), torch.tensor([0.5, 0.5])
+        >>> client_in_run_values(classes, torch.tensor([-1.25, -0.25]), weights)
+        tensor([[ 0.3750,  0.2500,  0.0000],
+                [ 0.2500,  0.0000, -0.1250]], dtype=torch.float64)
+    """
+    if class_values.ndim != 2 or len(class_values) != len(gradient_products):
+        raise ValueError(f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M].")
+    weights = aggregation_weights.double()
+    products, parts = gradient_products.to(weights), class_values.to(weights)
+    value = gradient_shapley(products, weighting=weights, server_lr=server_lr)
+    parts = server_lr * weights[:, None] * parts
+    columns = [parts, (value - parts.sum(1))[:, None]]
+    if hessian_products is not None:
+        second = gradient_shapley(products, hessian_products.to(weights), weighting=weights, server_lr=server_lr)
+        columns.append((second - value)[:, None])
+    return torch.cat(columns, dim=1)

@@ -22,11 +22,11 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
     The paper compares the objectives of all l in 0..m-1 whose probabilities are in [0, 1] (the theorem's text omits
     this condition, its proof in appendix C.1 has it), and takes the l with the smallest objective. This is always the
     smallest such l (the Karush-Kuhn-Tucker point), which is taken here, for any real m. Clients of equal weight get
-    equal probabilities. Clients of weight 0 get probability 0, unless fewer than m clients have a positive weight; then
+    equal probabilities. Clients of weight 0 get probability 0, unless fewer than m clients have a positive weight. Then
     they share the rest of m equally.
 
     Args:
-        weights: the clients' aggregation weights, ``[n]``, not negative and finite; their scale does not matter.
+        weights: the clients' aggregation weights, ``[n]``, not negative and finite. Their scale does not matter.
         expected_cohort: m, the expected number of clients per round, in (0, n].
 
     Returns:

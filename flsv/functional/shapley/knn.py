@@ -38,7 +38,7 @@ def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) 
         k: the number of neighbors, at least 1.
 
     Returns:
-        The training samples' values, ``[m]``, in the dtype of ``x``; positive means useful (the opposite sign of
+        The training samples' values, ``[m]``, in the dtype of ``x``. Positive means useful (the opposite sign of
         :func:`flsv.functional.calibrated_gradient`). They sum to the utility of all training samples.
 
     Raises:

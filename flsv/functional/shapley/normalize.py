@@ -31,12 +31,12 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
 
     Args:
         values: Shapley values, ``[n]``, or ``[n, M]`` to normalize each column by itself. NaN marks players without a
-            value; they are left out and stay NaN.
+            value. They are left out and stay NaN.
         how: the normalization, ``"min-max"`` or ``"positive"``.
 
     Returns:
         The normalized values, of the same shape. With ``"min-max"`` they are 0.5 if all values are equal or there is
-        only one; with ``"positive"`` they are 0 if no value is above 0.
+        only one. With ``"positive"`` they are 0 if no value is above 0.
 
     Raises:
         ConfigurationError: ``how`` is unknown.

@@ -1,7 +1,7 @@
 r"""Confidence intervals for Shapley values from coalitions that were trained with a single seed.
 
 The intervals are for the mean over many seeds, the value that does not depend on the luck of initial weights and
-batches; :data:`BRACKETS` is what they promise. One training per coalition does not show how much values differ between
+batches. :data:`BRACKETS` is what they promise. One training per coalition does not show how much values differ between
 seeds, but four parts of the difference can be estimated. With n clients and G the sum of all positive values, the
 standard error of the value of client i is
 
@@ -39,29 +39,13 @@ OF_DISAGREEMENT = 0.75
 def one_seed_stderr(
     values: Tensor, stderr: Tensor, untrained: Tensor | None = None, recent: Tensor | None = None
 ) -> Tensor:
-    """Compute the standard error with which one seed's Shapley values estimate the mean values over many seeds.
-
-    Its square is the sum of up to four squares: of ``stderr``; of a fixed fraction of the sum of all positive values,
-    0.025 with ``untrained`` and 0.045 without; of the standard deviation of ``untrained``, divided by n; and of the
-    standard deviation of ``recent`` over rounds (root mean square over the players).
+    """Compute one seed's standard error of the mean Shapley values over many seeds.
 
     Args:
-        values: the Shapley values of n players, ``[n]``, or ``[n, M]`` for M games.
-        stderr: the values' standard error due to coalitions that were not trained, of the same shape; 0 if all were.
-        untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights; None:
-            they are not known.
-        recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds; None: they are not known.
-
-    Returns:
-        float64 ``[n]`` or ``[n, M]``.
-
-    Example:
-        >>> import torch
-        >>> values = torch.tensor([0.3, 0.5, 0.2, -0.1])
-        >>> one_seed_stderr(values, torch.zeros(4))
-        tensor([0.0450, 0.0450, 0.0450, 0.0450], dtype=torch.float64)
-        >>> one_seed_stderr(values, torch.zeros(4), untrained=torch.tensor([0.08, 0.12, 0.10]))
-        tensor([0.0255, 0.0255, 0.0255, 0.0255], dtype=torch.float64)
+        values: one seed's values, ``[n]``, or ``[n, M]`` for M games.
+        stderr: their standard error due to coalitions that were not trained.
+        untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights.
+        recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds.
     """
     values, stderr = values.double(), stderr.double()
     paid = values.clamp_min(0).sum(0)
@@ -74,20 +58,5 @@ def one_seed_stderr(
 
 
 def prediction_stderr(disagreement: Tensor) -> Tensor:
-    """Compute the standard error of values from predicted outputs, due to the coalitions that were not trained.
-
-    It is 0.75 times the root mean square, over the players, of the difference between the two predictions' values
-    (``docs/results/predicted.md``).
-
-    Args:
-        disagreement: ``[n]`` or ``[n, M]``, see :class:`flsv.functional.shapley.predicted_outputs.PredictedValues`.
-
-    Returns:
-        float64, of the same shape; the same for all players.
-
-    Example:
-        >>> import torch
-        >>> prediction_stderr(torch.tensor([0.1, -0.1]))
-        tensor([0.0750, 0.0750], dtype=torch.float64)
-    """
+    """Compute the standard error of predicted values from the two predictions' difference ``[n]`` or ``[n, M]``."""
     return (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt()).expand(disagreement.shape).clone()

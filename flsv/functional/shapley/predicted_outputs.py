@@ -15,8 +15,8 @@ predictions are made:
   and an unknown constant mean, the same for every output: the outputs of S are a fixed linear combination of the
   trained coalitions' outputs, whose coefficients :func:`interpolation_weights` returns. Of classifiers the centered
   logits are interpolated, see :func:`cap_logits`.
-- *ensemble*: the mean of the outputs of the members' own models, weighted by w_S; of classifiers, of their
-  probabilities. This is SaFE (Kumar et al., PMC9890952, 2022); ensemble games are those of Rozemberczki and Sarkar
+- *ensemble*: the mean of the outputs of the members' own models, weighted by w_S. Of classifiers, of their
+  probabilities. This is SaFE (Kumar et al., PMC9890952, 2022). Ensemble games are those of Rozemberczki and Sarkar
   (CIKM 2021).
 
 The value is the mean of the two games' Shapley values. Their difference shows where the prediction is bad. Trained
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.enumeration import semivalue, shapley_of_table, shapley_weights
+from flsv.functional.shapley.exact import semivalue, shapley_of_table, shapley_weights
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
@@ -57,38 +57,13 @@ Score = Callable[[Tensor], Tensor]
 
 
 def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
-    """Compute each member's share of its coalition's weight, float64 ``[K, n]``; zeros for the empty coalition.
-
-    Args:
-        masks: bool ``[K, n]``, the members of each coalition.
-        weights: ``[n]``, the players' weights, such as numbers of samples; not negative.
-
-    Example:
-        >>> coalition_shares(torch.tensor([[True, True], [False, True]]), torch.tensor([1, 3])).tolist()
-        [[0.25, 0.75], [0.0, 1.0]]
-    """
+    """Compute each member's share of its coalition's weight, float64 ``[K, n]``. 0 for the empty one."""
     own = masks.double() * weights.double().cpu()
     return own / own.sum(1, keepdim=True).clamp_min(1e-300)
 
 
 def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Compute the linear map from the outputs of trained coalitions to the predicted outputs of others.
-
-    It is the posterior mean of the module's Gaussian process. Its rows sum to 1.
-
-    Args:
-        masks: bool ``[K, n]``, the coalitions to predict, none of them empty.
-        trained: bool ``[T, n]``, the trained coalitions, none of them empty.
-        weights: ``[n]``, the players' weights.
-
-    Returns:
-        float64 ``[K, T]``.
-
-    Example:
-        >>> alone = torch.eye(2).bool()
-        >>> interpolation_weights(torch.ones(1, 2).bool(), alone, torch.ones(2)).tolist()
-        [[0.5, 0.5]]
-    """
+    """Compute the Gaussian process's map ``[K, T]`` from trained coalitions' outputs to others'. Rows sum to 1."""
     points, at = coalition_shares(trained, weights), coalition_shares(masks, weights)
     inverse = torch.linalg.inv(_kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64))
     mean = inverse.sum(0) / inverse.sum()
@@ -101,26 +76,9 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
-    """Center logits, and bound their size by the usual size of the single clients' logits.
-
-    A client could multiply its last layer by ten. No score of its own model would change, but its logits would rule
-    every interpolation.
-
-    Args:
-        logits: ``[T, V, ..., M]``, the logits of T models for V samples and M classes.
-        singles: bool ``[T]``, whether a model was trained by a single client.
-
-    Returns:
-        The logits minus their mean over the classes, of the same shape and dtype. If the mean norm of a model's logits
-        exceeds 1.5 times the median over the single clients' models, they are scaled down to that.
-
-    Example:
-        >>> logits = torch.tensor([[[1.0, -1.0]], [[0.0, 2.0]], [[20.0, 0.0]]])
-        >>> cap_logits(logits.double(), torch.ones(3).bool()).squeeze(1)
-        tensor([[ 1.0000, -1.0000],
-                [-1.0000,  1.0000],
-                [ 1.5000, -1.5000]], dtype=torch.float64)
-    """
+    """Center logits ``[T, V, ..., M]``, and scale those down that exceed 1.5 times single clients' median norm."""
+    # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
+    # interpolation.
     centered = logits - logits.mean(-1, keepdim=True)
     norms = centered.norm(dim=-1).flatten(1).mean(1)
     limit = CAP * norms[singles].median()
@@ -141,23 +99,10 @@ class PredictedValues(ShapleyEstimate):
 
 
 class PredictedGame:
-    """A coalition game whose missing utilities are scores of predicted outputs.
+    """A game of trained coalitions' utilities and of scores of predicted outputs: masks ``[K, n]`` to ``[K, 2 M]``."""
 
-    It is called with masks, bool ``[K, n]``, and returns float64 ``[K, 2]``, or ``[K, 2 M]`` for M games at once: the
-    utilities of the interpolated outputs, then those of the ensemble's. Trained coalitions have their own in both.
-
-    Args:
-        trained: bool ``[T, n]``, the trained coalitions, with the empty and the grand one, and each player alone.
-        utilities: ``[T]`` or ``[T, M]``, their utilities.
-        outputs: ``[T, V, ...]``, their outputs for V samples; those of the empty coalition are not used. Of classifiers
-            logits, with the classes in the last dimension.
-        weights: ``[n]``, the players' weights, those of the aggregator.
-        score: the function that scores predicted outputs.
-        logits: whether the outputs are logits.
-
-    Raises:
-        ValueError: the shapes do not fit, a number is not finite, or a needed coalition is missing.
-    """
+    # First the M utilities of interpolated outputs, then those of the ensemble's; trained coalitions have their own
+    # in both. Raises ValueError if shapes do not fit, a number is not finite, or a needed coalition is missing.
 
     def __init__(
         self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor, score: Score, *, logits: bool
@@ -217,21 +162,21 @@ def predicted_shapley(
     logits: bool,
     generator: Generator | None = None,
 ) -> PredictedValues:
-    """Compute Shapley values from the outputs of a few trained coalitions, by predicting those of all others.
+    """Compute Shapley values from the outputs of a few trained coalitions. Those of all others are predicted.
 
     Args:
         trained: bool ``[T, n]``, the trained coalitions: the empty and the grand one, and each player alone, at least.
             Train whole sizes only, such as all coalitions without one player: a part of a size favors its members.
         utilities: ``[T]`` or ``[T, M]``, the trained coalitions' own utilities, such as accuracies.
-        outputs: ``[T, V, ...]``, their models' outputs for V validation samples; of classifiers logits ``[T, V, M]``.
+        outputs: ``[T, V, ...]``, their models' outputs for V validation samples. Of classifiers logits ``[T, V, M]``.
         weights: ``[n]``, the weights with which the federation averages its clients, such as numbers of samples.
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``, in the utilities' unit.
-        logits: whether the outputs are logits; False for regressions.
-        generator: the generator that draws orders of more than 16 players; None: one with seed 0.
+        logits: whether the outputs are logits. False for regressions.
+        generator: the generator that draws orders of more than 16 players. None: one with seed 0.
 
     Returns:
         The values, float64 ``[n]`` or ``[n, M]``, and the two predictions' ``disagreement``, of the same shape. Up to
-        16 players they are computed from all 2^n coalitions, with ``stderr`` 0; beyond that from 65,536 coalitions
+        16 players they are computed from all 2^n coalitions, with ``stderr`` 0. Beyond that from 65,536 coalitions
         along drawn orders, with the standard error of the drawing.
 
     Raises:
@@ -260,11 +205,7 @@ def predicted_shapley(
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:
-    """Compute Shapley values from the utilities of all coalitions by both predictions.
-
-    Args:
-        tables: ``[2^n, 2]`` or ``[2^n, 2, M]``, the coalitions in the order of their numbers.
-    """
+    """Compute values from both predictions' utilities of all coalitions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
     both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
     return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
 
@@ -274,10 +215,6 @@ def _mean(both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
 
 
 def whole_layers(trained: Tensor) -> bool:
-    """Return whether coalitions allow predicting outputs: each player alone, and of every other size all or none.
-
-    Args:
-        trained: bool ``[T, n]``, distinct coalitions.
-    """
+    """Return whether the coalitions have each player alone, and all or none of every other size."""
     n, counts = trained.shape[1], torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist()
     return counts[1] == n and all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))

@@ -1,14 +1,13 @@
-"""Semivalues of a coalition game by name (Shapley, Banzhaf, Beta, leave-one-out), and their estimators.
+"""Semivalues of a coalition game by name, and the estimators of each.
 
-Semivalues are weighted means of the marginal contributions U(S + i) - U(S) of a player i to coalitions S; they differ
-in their weights of the sizes of S (Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of
-Operations Research 6, 1981). With n players and weights q_0, ..., q_{n-1} that sum to 1, the value of player i is
+Semivalues are weighted means of the marginal contributions U(S + i) - U(S) of a player i to coalitions S (Dubey, Neyman
+and Weber, "Value Theory Without Efficiency", Mathematics of Operations Research 6, 1981). With n players and weights
+q_0, ..., q_{n-1} that sum to 1, the value of player i is
 
     phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among the coalitions of size s without i.
 
-The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta;
-for leave-one-out it is 1 at s = n - 1 and otherwise 0. The estimators ``exact`` and ``permutation`` estimate any
-semivalue, each other estimator only one.
+The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta.
+For leave-one-out it is 1 at s = n - 1 and otherwise 0.
 """
 
 from __future__ import annotations
@@ -20,23 +19,134 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from flsv.functional.shapley.banzhaf import banzhaf
-from flsv.functional.shapley.beta import beta_shapley, beta_weights
-from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate
-from flsv.functional.shapley.gtg import gtg_shapley
-from flsv.functional.shapley.leave_one_out import leave_one_out
-from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.stratified import stratified_shapley
+from flsv.functional.shapley.exact import exact_shapley, leave_one_out
+from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players
+from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
-from flsv.utilities.declared import check_argument
+from flsv.utilities.declared import Positive, check_argument, checked
 from flsv.utilities.errors import ConfigurationError
+
+
+def banzhaf(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+) -> ShapleyEstimate:
+    """Compute the Banzhaf value, exactly or by stratified sampling.
+
+        BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)]
+
+    All coalitions have the same weight, which makes it the semivalue most robust to noise in the utility (Banzhaf 1965;
+    Wang and Jia, "Data Banzhaf", AISTATS 2023). It does not satisfy efficiency. Departure: the paper estimates it from
+    uniform coalitions of all sizes, here :func:`stratified_shapley` does, with the Banzhaf value's weights.
+
+    Args:
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
+        num_players: the number n of players, at most 22 without a budget.
+        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`. None: 2^n.
+        generator: the random generator that draws the coalitions. None: torch's default.
+
+    Returns:
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. ``stderr`` is 0 for exact values.
+
+    Raises:
+        ConfigurationError: the budget is below the minimum, there are more than 22 players and no budget, or no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
+        >>> banzhaf(majority, 3).values
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    check_num_players(num_players)
+    weights = size_weights("banzhaf", num_players)
+    if budget is None:
+        return exact_shapley(utility, num_players, size_weights=weights)
+    return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
+
+
+def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
+    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins.
+
+        q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
+
+    with p_s the weight of each single coalition of size s.
+
+    Example:
+        >>> beta_weights(4, 1, 1)
+        [0.25, 0.25, 0.25, 0.25]
+        >>> [round(weight, 3) for weight in beta_weights(4, 16, 1)]
+        [0.842, 0.14, 0.017, 0.001]
+    """
+
+    def log_beta(a: float, b: float) -> float:
+        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+    n = num_players
+    # binom(n - 1, s) = 1 / (n B(s + 1, n - s))
+    logs = [log_beta(s + beta, n - 1 - s + alpha) - log_beta(s + 1, n - s) for s in range(n)]
+    weights = [math.exp(log - max(logs)) for log in logs]
+    return [weight / sum(weights) for weight in weights]
+
+
+@checked
+def beta_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    alpha: Positive = 16.0,
+    beta: Positive = 1.0,
+    budget: int | None = None,
+    generator: Generator | None = None,
+) -> ShapleyEstimate:
+    """Compute the Beta(alpha, beta)-Shapley value by stratified sampling.
+
+    It is the semivalue with the weights of :func:`beta_weights` (Kwon and Zou, "Beta Shapley", AISTATS 2022).
+    Beta(1, 1) is the Shapley value. alpha > beta gives more weight to small coalitions, where a contribution is large
+    compared with the noise of the utility. beta > alpha gives more weight to large ones. Only alpha = beta = 1
+    satisfies efficiency.
+
+    **Duplicates.** The more weight small coalitions have, the more a player gains that appears twice with the same
+    data. In a game of four owners, where U is 1 - 2^-k for k distinct owners, each has a share of 0.25. The two copies
+    of one together have 0.39 under Beta(16, 1), 0.33 under Shapley, 0.29 under Banzhaf and 0.17 under Beta(1, 4). If
+    paid clients might appear twice, use the Banzhaf value, or beta above alpha.
+
+    Departure: the paper samples marginal contributions of one player at a time, and stops by a convergence rule.
+
+    Args:
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        alpha: the first parameter of the Beta distribution. The paper takes alpha = 16 and beta = 1 for data with label
+            noise, alpha = 1 and beta = 4 are robust to duplicates.
+        beta: its second parameter.
+        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`.
+        generator: the random generator that draws the coalitions. None: torch's default.
+
+    Returns:
+        The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
+
+    Raises:
+        ConfigurationError: alpha or beta is not above 0, the budget is below the minimum, which the message names,
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
+
+    Example:
+        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).double()
+        >>> beta_shapley(glove, 3, alpha=4, beta=1).values
+        tensor([0.3333, 0.1333, 0.1333], dtype=torch.float64)
+    """
+    check_num_players(num_players)
+    weights = beta_weights(num_players, alpha, beta)
+    return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
+
 
 Estimator = Callable[..., ShapleyEstimate]
 Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
@@ -53,10 +163,10 @@ ESTIMATORS: dict[str, Estimator] = {
     "banzhaf": banzhaf,
     "beta": beta_shapley,
 }
-"""Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
+"""Estimators by name. All accept ``budget`` and ``generator``."""
 
 #: The estimators that can estimate any semivalue; they have the argument ``size_weights``.
-OF_ANY_VALUE = ("exact", "permutation")
+OF_ANY_VALUE = ("exact", "permutation", "stratified")
 #: Arguments of estimators that metrics pass, and that ``estimator_args`` cannot contain.
 GIVEN = ("utility", "num_players", "generator", "size_weights")
 _FEW = 10  # the largest number of players for which "auto" evaluates all coalitions
@@ -64,20 +174,7 @@ _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
-    """Compute a semivalue's weights of coalition sizes.
-
-    Args:
-        value: the name of the semivalue.
-        num_players: the number n of players.
-        of_beta: the parameters ``alpha`` and ``beta`` of the Beta value; by default 16 and 1.
-
-    Returns:
-        The n weights, which sum to 1; entry s is the total weight of the coalitions of size s that a player joins.
-
-    Example:
-        >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
-        ([0.125, 0.375, 0.375, 0.125], [0.0, 0.0, 0.0, 1.0])
-    """
+    """Return a semivalue's n weights of coalition sizes, which sum to 1."""
     n = num_players
     if value == "shapley":
         return [1 / n] * n
@@ -89,25 +186,7 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
 def estimator_of(
     value: Semivalue, estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
 ) -> Estimator:
-    """Choose the estimator of a semivalue, and bind its arguments.
-
-    Args:
-        value: the name of the semivalue.
-        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` means
-            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator named after it. Unless
-            ``arguments`` has a budget, ``"auto"`` takes all coalitions of up to 10 players, and 20 evaluations per
-            player for more.
-        num_players: the number n of players.
-        arguments: keyword arguments for the estimator; for the Beta value also its ``alpha`` and ``beta``.
-
-    Returns:
-        The estimator with its arguments bound, ``f(utility, num_players, *, generator)``.
-
-    Example:
-        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
-        >>> estimator_of("banzhaf", "auto", 3, {})(majority, 3).values
-        tensor([0.5000, 0.5000, 0.5000])
-    """
+    """Choose the estimator of a semivalue, and bind its arguments: ``f(utility, num_players, *, generator)``."""
     if callable(estimator):
         return partial(estimator, **arguments)
     few = num_players <= _FEW
@@ -129,25 +208,7 @@ def estimator_of(
 def check_estimator(
     owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
 ) -> None:
-    """Raise unless an estimator exists, can estimate the semivalue ``value``, and takes the given arguments.
-
-    Args:
-        owner: the name of the class whose options are checked, for the message.
-        estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
-        arguments: keyword arguments for the estimator.
-        value: the name of the semivalue.
-
-    Raises:
-        ConfigurationError: the semivalue or the estimator is unknown, or the estimator does not estimate this
-            semivalue; it does not have one of the arguments; or an argument is out of range for any number of players.
-
-    Example:
-        >>> check_estimator("FedSV", "exact", {"bugdet": 8})
-        Traceback (most recent call last):
-        ...
-        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take \
-['bugdet']. It takes ['budget', 'target_stderr'].
-    """
+    """Raise ConfigurationError unless an estimator exists, estimates this semivalue, and takes the arguments."""
     check_argument(owner, "value", value, Semivalue)
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
     if not callable(estimator) and estimator not in names:

@@ -1,64 +1,107 @@
-r"""Shapley values by a surrogate: a game fitted to sampled coalitions, and a correction by its residuals.
-
-The game and its exact Shapley value are those of :mod:`flsv.functional.shapley.kernels`.
-
-**Surrogate-adjusted sampling.** For any game g, the Shapley value SV of the game U is
-
-    SV(U) = SV(g) + SV(U - g).
-
-g is fitted to the sampled coalitions by kernel ridge regression, and SV(g) is exact (:func:`kernel_shapley`). The value
-of the residual game r = U - g is estimated from the same evaluations, without a further fit. With V = r(N) - r(empty)
-and N the grand coalition,
-
-    SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ].
-
-This is KernelSHAP with the expectation of its matrix (a multiple of the centering matrix) in place of the sampled
-matrix, which makes it unbiased, and is also maximum sample reuse (Witter, Liu and Musco 2025). S and its complement
-together contribute (r(S) - r(N \ S)) (z_i - s/n). Coalitions are drawn in pairs, by size and without replacement, see
-:mod:`flsv.functional.shapley.layers`.
-
-Regression-adjusted Monte Carlo (Witter, Liu and Musco, arXiv 2506.11849, 2025) is the same scheme with linear or tree
-regressions as g, found independently. The fit and the following choices are this package's own:
-
-- *Kernels.* Membership plus a Gaussian kernel on z / |S|, with one of four widths; membership plus pairwise products
-  plus membership / |S|; or membership alone. Each part of a sum is scaled to unit variance over the sample.
-- *Kernel and ridge penalty* maximize the marginal likelihood, with one choice for all columns of a vector-valued game.
-  No evaluations are set aside for the choice.
-- *Bias.* By default g is fitted to the same coalitions whose residuals correct it. This shrinks the residuals: the
-  estimate is biased towards the surrogate's value, but usually closer to the truth. ``unbiased=True`` uses
-  cross-fitting: g is fitted without one of five folds and corrected by the residuals of that fold, and the five results
-  are averaged. The residuals of the coalitions in the fit are known exactly and enter as such.
-- *Standard error*: the sampling variance by size of the residuals, where each coalition's residual is taken from a fit
-  without it (leave-one-out residuals in closed form, or the held-out fold's). With ``unbiased=True`` it is within some
-  25 % of the estimates' spread. By default it is 1 to 1.8 times the spread, except on very smooth games, where it can
-  be too small (0.6 times). It does *not* include the bias: ``docs/results/intervals.md`` has how often 90 % intervals
-  made of it contain the value.
-"""
+"""Shapley values by a surrogate game fitted to sampled coalitions, and a correction by its residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.kernels import (
-    Kernel,
-    averaged_membership,
-    gaussian,
-    gram,
-    kernel_shapley,
-    membership,
-    pairs,
-)
-from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.regression import centered, kernel_share
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.stratified import Layer, LayeredSample, estimate_by_size, layer_variance
 from flsv.utilities.declared import checked
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A kernel ``k(j, s, t)`` of two coalitions S and T, with j = |S n T|, s = |S|, t = |T|, float64 tensors that
+broadcast."""
+
+
+def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Return the kernel of additive games."""
+    return j + 0 * s
+
+
+def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Return the kernel of games with interactions of two players."""
+    return j * (j - 1) / 2 + 0 * s
+
+
+def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """Return the kernel of games that are linear in the average update. 0 if a coalition is empty."""
+    return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
+
+
+def gaussian(squared_width: float) -> Kernel:
+    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) of averaging weights c_S = z / |S|, 0 if empty."""
+
+    def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
+        return torch.exp(-(own - 2 * averaged_membership(j, s, t)) / (2 * squared_width))
+
+    return kernel
+
+
+def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
+    """Compute a kernel's matrix ``[A, B]`` between coalitions ``[A, n]`` and ``[B, n]``."""
+    left, right = left.to(torch.float64), right.to(torch.float64)
+    return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
+
+
+def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), for coalitions T ``[B, n]``."""
+    # k depends only on j = |S n T|, s and t, so that all members of T have one value, and all others one. A player's
+    # predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is hypergeometric:
+    #  inside(t) = 1/n sum_s sum_j C(t-1, j) C(n-t, s-j) / C(n-1, s) [k(j+1, s+1, t) - k(j, s, t)]
+    #  outside(t) = 1/n sum_s sum_j C(t, j) C(n-1-t, s-j) / C(n-1, s) [k(j, s+1, t) - k(j, s, t)]
+    num_players = coalitions.shape[1]
+    sizes = coalitions.sum(dim=1)
+    inside, outside = torch.zeros(2, num_players + 1, dtype=torch.float64)
+    s = torch.arange(num_players, dtype=torch.float64).view(-1, 1)
+    for size in sizes.unique().tolist():
+        t = torch.tensor(float(size), dtype=torch.float64)
+        j = torch.arange(size + 1, dtype=torch.float64)
+        here = kernel(j, s, t)
+        if size < num_players:
+            gain = kernel(j, s + 1, t) - here
+            outside[size] = (_hypergeometric(num_players - 1, size, size) * gain).sum() / num_players
+        if size > 0:
+            gain = kernel(j + 1, s + 1, t) - here
+            inside[size] = (_hypergeometric(num_players - 1, size - 1, size) * gain).sum() / num_players
+    return torch.where(coalitions, inside[sizes].unsqueeze(1), outside[sizes].unsqueeze(1))
+
+
+@lru_cache(maxsize=128)
+def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
+    """Compute the probabilities of the hypergeometric distribution."""
+    drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
+    hits = torch.arange(most + 1, dtype=torch.float64)
+    possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)
+    log_factorial = torch.lgamma(torch.arange(population + 1, dtype=torch.float64) + 1)
+
+    def log_choose(n: int, k: Tensor) -> Tensor:
+        k = k.clamp(0, n).long()
+        return log_factorial[n] - log_factorial[k] - log_factorial[n - k]
+
+    log_probability = (
+        log_choose(marked, hits) + log_choose(population - marked, drawn - hits) - log_choose(population, drawn)
+    )
+    return torch.where(possible, log_probability.exp(), 0.0)
+
+
+def centered(layer: Layer) -> Tensor:
+    """Return the drawn membership vectors minus s/n, float64 ``[m, n]``."""
+    return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
+
+
+def kernel_share(layer: Layer) -> float:
+    """Compute a layer's total weight in the Shapley kernel, divided by n - 1."""
+    # The weight is 1 / (s (n - s)) for a size s, twice that for a layer of two sizes (Lundberg and Lee, NeurIPS
+    # 2017).
+    return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
+
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
@@ -75,14 +118,7 @@ CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's
 
 @dataclass
 class Surrogate:
-    """Game g(S) = offset + sum_T a_T k(S, T), with a kernel k, fitted to the utilities of coalitions T.
-
-    Attributes:
-        parts: the kernels whose weighted sum is the kernel k, each with its weight.
-        coalitions: the coalitions T of the fit, bool ``[m, n]``.
-        coefficients: a_T, float64 ``[m, M]``.
-        offset: ``[M]``, added to every utility.
-    """
+    """Game g(S) = offset + sum_T a_T k(S, T), fitted to the utilities of coalitions T."""
 
     parts: list[tuple[Kernel, float]]
     coalitions: Tensor
@@ -90,28 +126,18 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of ``masks``, bool ``[K, n]``."""
+        """Compute the fitted utilities ``[K, M]`` of masks ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
     def shapley(self) -> Tensor:
-        """Compute the exact Shapley values ``[n, M]`` of the fitted game."""
+        """Compute the fitted game's exact Shapley values ``[n, M]``."""
         values = sum((scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return values.T @ self.coefficients
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """Fit a surrogate game, with the candidate kernel and ridge penalty of the largest marginal likelihood.
-
-    Args:
-        candidates: the kernels to choose from; each is a list of kernels, of which the scaled sum is taken.
-        masks: the m coalitions to fit, bool ``[m, n]``, distinct.
-        utilities: the coalitions' utilities, float64 ``[m, M]``.
-
-    Returns:
-        The surrogate, and the leave-one-out residuals ``[m, M]``: each coalition's utility minus its prediction from
-        all other coalitions.
-    """
+    """Fit the kernel and penalty of the largest marginal likelihood. Return leave-one-out residuals ``[m, M]``, too."""
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
     y = (utilities - mean) / scale
@@ -145,15 +171,15 @@ def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
 
 @dataclass
 class AdjustedEstimator:
-    """Estimator of Shapley values from a sample of complementary pairs, by a surrogate and its residuals.
+    """Shapley values from a paired sample, by a surrogate and its residuals."""
 
-    It is called with a memoized game and a paired sample, and returns values and standard errors, both ``[n, M]``.
+    # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
+    #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
+    #  KernelSHAP with the expectation of its matrix in place of the sampled one, which makes it unbiased (Witter, Liu
+    # and Musco, arXiv 2506.11849, 2025, found the scheme independently). One fold: fit to all pairs, and correct by
+    # their residuals, which biases towards the surrogate. More: cross-fitting without one fold's pairs.
 
-    Args:
-        fit: :func:`fit_surrogate` with its candidates bound.
-        folds: the number of fits. 1: fit to all pairs, and correct by their residuals. More: cross-fitting, which fits
-            without the pairs of one fold, corrects by these pairs' residuals, and averages over the folds.
-    """
+    # One fold: fit to all pairs, and correct by their residuals. More: cross-fitting without one fold's pairs.
 
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
     folds: int
@@ -187,7 +213,7 @@ class AdjustedEstimator:
 
 
 def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
-    """Estimate what a layer adds to the values ``[n, M]`` of the residual game."""
+    """Estimate what a layer adds to the residual game's values ``[n, M]``."""
     terms = _pair_terms(layer, residuals)
     if known is None or len(known) == len(terms):
         return terms.mean(dim=0)
@@ -199,6 +225,8 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
     """Estimate the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
+    # With unbiased=True they are within some 25 % of the spread. By default 1 to 1.8 times it, except on very smooth
+    # games (0.6 times), without the bias: docs/results/intervals.md.
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
@@ -224,35 +252,31 @@ def surrogate_shapley(
     unbiased: bool = False,
     budget: int | None = None,
     generator: Generator | None = None,
-    target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value as the value of a surrogate game fitted to sampled coalitions, plus a correction.
+    """Estimate the Shapley value by a fitted surrogate game, plus a correction.
 
     The surrogate is a kernel ridge regression with an exact Shapley value. The correction is the Shapley value of its
     residuals, the differences between the utilities and the surrogate, estimated from the sampled coalitions.
 
     Args:
-        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
-            ``[K, M]`` for M games at once.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
             in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.
-        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+        budget: largest number of distinct evaluations. None: 50 n. The minimum is all
             coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
-        generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
+        generator: the random generator that draws the coalitions. None: torch's default.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
-        budget suffices for all coalitions, unless ``target_stderr`` is reached before.
+        budget suffices for all coalitions.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names; ``target_stderr`` is not above 0;
-            or there is no player.
+        ConfigurationError: the budget is below the minimum, which the message names, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
-        A coalition averages its members' updates; its loss is quadratic in the average.
+        A coalition averages its members' updates. Its loss is quadratic in the average.
 
         >>> updates = torch.linspace(-1, 2, 12, dtype=torch.float64)
         >>> from flsv.functional import exact_shapley
@@ -264,4 +288,4 @@ def surrogate_shapley(
     """
     sample = LayeredSample(num_players, paired=True, generator=generator)
     estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES), 5 if unbiased else 1)
-    return estimate_in_stages("surrogate_shapley", utility, sample, budget, target_stderr, estimator)
+    return estimate_by_size("surrogate_shapley", utility, sample, budget, estimator)

@@ -1,3 +1,3 @@
 """Optimal transport between data sets: distances, the federated protocol, and values of clients and samples. Callers
-pass features; this package computes none.
+pass features. This package computes none.
 """

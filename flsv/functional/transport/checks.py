@@ -17,8 +17,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def check_points(x: Tensor, name: str = "x") -> None:
-    """Raise ConfigurationError unless ``x`` is a non-empty float tensor ``[m, d]`` of finite numbers; ``name`` is for
-    the message."""
+    """Raise ConfigurationError unless ``x`` is a non-empty float tensor ``[m, d]`` of finite numbers."""
     if x.ndim != 2 or not x.is_floating_point():
         raise ConfigurationError(
             f"{name}: expected a float tensor [samples, features], got {list(x.shape)} of {x.dtype}. Flatten "
@@ -35,8 +34,7 @@ def check_points(x: Tensor, name: str = "x") -> None:
 
 
 def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
-    """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_points` and have the same number of
-    features."""
+    """Raise ConfigurationError unless both pass :func:`check_points` with as many features."""
     check_points(x, name)
     check_points(x2, name2)
     if x.shape[1] != x2.shape[1]:
@@ -47,7 +45,7 @@ def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> Non
 
 
 def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
-    """Raise ConfigurationError unless ``y`` has one integer class per row of ``x``; ``name`` is for the message."""
+    """Raise ConfigurationError unless ``y`` has one integer class per row of ``x``."""
     if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
         raise ConfigurationError(
             f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
@@ -55,36 +53,19 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 
 def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
-    """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_pair`, and ``y`` and ``y2`` have a class for
-    each of their rows."""
+    """Raise ConfigurationError unless both sides are samples with classes."""
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
 
 
 def safe_support(samples: int) -> int:
-    """Compute how many points a client with ``samples`` samples may return: the largest integer below half of them.
-
-    The result is 0 for fewer than 3 samples: such a client may not return any point.
-
-    Example:
-        >>> [safe_support(samples) for samples in (2, 3, 60, 61)]
-        [0, 1, 29, 30]
-    """
+    """Return how many points a client may return: the largest integer below half of its samples."""
     return max(0, (samples - 1) // 2)
 
 
 def check_support(support: int, samples: int, who: str = "the client") -> None:
-    """Raise unless every point that a client returns is a mean of more than two of its samples.
-
-    Args:
-        support: the number of points that the client is asked for.
-        samples: the number of the client's samples.
-        who: the client's name, for the message.
-
-    Raises:
-        ConfigurationError: ``support`` is half of ``samples`` or more.
-    """
+    """Raise ConfigurationError unless every returned point is a mean of more than two samples."""
     if support <= safe_support(samples):
         return
     advice = f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"

@@ -1,26 +1,150 @@
-"""The ground cost between labeled samples, and vectors whose squared distances are this cost.
+"""The ground cost between labeled samples, with a label term from class statistics.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and section 4.1. The
-paper stacks the features x of a sample with label y, the mean m_y of its class, and the square root of the class's
-covariance Sigma_y to a vector [x; m_y; vec(Sigma_y^(1/2))]. The squared distance of two such vectors is |x - x'|^2 plus
-a label term that depends on the two labels only. A cost matrix is therefore computed without the vectors, which have
-more than d^2 entries for d features.
-
-The weight of the label term is an addition to the paper: without a weight, raw features dominate the label term and
-label noise is not detected, as the paper itself finds. The class statistics are computed for each data set separately,
-so a class that one data set lacks is far from all classes of that data set.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and section 4.1, after
+Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import check_labels, check_pair, check_points
-from flsv.functional.transport.class_statistics import ClassStatistics, Covariance, class_statistics, label_distance
 from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
+
+Covariance = Literal["diag", "full", "none"]
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """Means and covariances of the classes of one data set, see :func:`class_statistics`.
+
+    Attributes:
+        labels: ``[V]`` int64, the classes that are present, ascending.
+        counts: ``[V]`` int64, the classes' numbers of samples.
+        means: ``[V, d]``, the classes' means.
+        deviations: depending on ``covariance``: ``"diag"``: the classes' standard deviations ``[V, d]``. ``"full"``:
+            the square roots of their covariances ``[V, d, d]``. ``"none"``: None. 0 for a class with one sample.
+    """
+
+    labels: Tensor
+    counts: Tensor
+    means: Tensor
+    deviations: Tensor | None
+
+    def to(self, device: torch.device) -> ClassStatistics:
+        """Return the statistics on a device."""
+        deviations = None if self.deviations is None else self.deviations.to(device)
+        return ClassStatistics(self.labels.to(device), self.counts.to(device), self.means.to(device), deviations)
+
+    def index(self, y: Tensor) -> Tensor:
+        """Find each label's row in the tensors of these statistics.
+
+        Args:
+            y: the labels, ``[m]``.
+
+        Returns:
+            int64 ``[m]``, the labels' positions in ``labels``.
+
+        Raises:
+            ConfigurationError: a label is not in these statistics.
+        """
+        y = y.to(self.labels)
+        position = torch.searchsorted(self.labels, y).clamp(max=len(self.labels) - 1)
+        unknown = y[self.labels[position] != y].unique().tolist()
+        if unknown:
+            raise ConfigurationError(
+                f"classes {unknown} are not in the statistics, which know {self.labels.tolist()}. Compute "
+                f"them from the same labels."
+            )
+        return position
+
+
+@checked
+def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
+    """Compute the mean and the deviation of each class that is present.
+
+    Covariances divide by a class's number of samples, so that they do not change if every sample is repeated.
+
+    Args:
+        x: the samples' features, ``[m, d]``.
+        y: the samples' integer classes, ``[m]``.
+        covariance: ``"diag"``: standard deviations. ``"full"``: square roots of the covariances. ``"none"``: means
+            only.
+
+    Returns:
+        The statistics, in the dtype of ``x`` (computed in float64).
+
+    Raises:
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or ``covariance`` is unknown.
+
+    Example:
+        >>> s = class_statistics(torch.tensor([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0]]), torch.tensor([0, 0, 3]))
+        >>> s.labels, s.counts, s.means
+        (tensor([0, 3]), tensor([2, 1]), tensor([[1., 1.],
+                [5., 5.]]))
+        >>> s.deviations
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    check_points(x)
+    check_labels(y, x)
+    labels, index, counts = y.long().unique(return_inverse=True, return_counts=True)
+    data = x.detach().double()
+    means = data.new_zeros(len(labels), x.shape[1]).index_add_(0, index, data) / counts[:, None]
+    deviations = None
+    if covariance == "diag":
+        squares = (data - means[index]).square_()
+        deviations = (torch.zeros_like(means).index_add_(0, index, squares) / counts[:, None]).sqrt_()
+    elif covariance == "full":
+        deviations = torch.stack([_root(data[index == c] - means[c]) for c in range(len(labels))])
+    return ClassStatistics(labels, counts, means.to(x.dtype), None if deviations is None else deviations.to(x.dtype))
+
+
+def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
+    """Compute the squared distances between the classes of two data sets.
+
+    The squared distance of two classes y and y' with means m and covariances Sigma is
+
+        |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2,
+
+    the squared Euclidean distance of the paper's stacked vectors. If the covariances commute, it is the squared
+    2-Wasserstein distance of the Gaussians fitted to the classes.
+
+    Args:
+        a: the statistics of one data set, with Va classes.
+        b: the statistics of the other data set, with Vb classes and the same kind of covariance.
+
+    Returns:
+        ``[Va, Vb]``, in squared feature units.
+
+    Raises:
+        ConfigurationError: only one of the statistics has covariances.
+
+    Example:
+        >>> a = class_statistics(torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([0, 0, 1]))
+        >>> label_distance(a, a)
+        tensor([[ 0., 37.],
+                [37.,  0.]])
+    """
+    result = squared_distances(a.means, b.means)
+    if (a.deviations is None) != (b.deviations is None):
+        raise ConfigurationError("the statistics have different covariances: compute both with the same covariance=...")
+    if a.deviations is not None and b.deviations is not None:
+        result = result + squared_distances(a.deviations.flatten(1), b.deviations.flatten(1))
+    return result.to(a.means.dtype)
+
+
+def _root(centered: Tensor) -> Tensor:
+    """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``."""
+    values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
 
 CHUNK_BYTES = 256 * 2**20
 MAX_EMBEDDED_COVARIANCE = 4096
@@ -36,25 +160,27 @@ def label_augmented_cost(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the ground cost of features and labels between all samples of two data sets.
+    """Compute the ground cost between all samples of two data sets.
 
     The cost between a sample x of class y and a sample x' of class y' is
 
         |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
 
-    with m and s the classes' means and deviations, see :func:`class_statistics`.
+    with m and s the classes' means and deviations, see :func:`class_statistics`. The weight w is an addition to the
+    paper: without it raw features dominate the label term, and label noise is not detected. Statistics are computed for
+    each data set separately, so a class that one lacks is far from all classes of the other.
 
     Args:
         x: the features of the first data set, ``[m, d]``.
         y: the integer classes of ``x``, ``[m]``. The label term is left out if ``y`` or ``y2`` is None.
         x2: the features of the second data set, ``[m2, d]``.
         y2: the integer classes of ``x2``, ``[m2]``.
-        covariance: the deviations s of a class: ``"diag"``: standard deviations; ``"full"``: the square root of the
-            covariance; ``"none"``: no deviations.
+        covariance: the deviations s of a class: ``"diag"``: standard deviations. ``"full"``: the square root of the
+            covariance. ``"none"``: no deviations.
         label_weight: the weight w of the label term, at least 0.
 
     Returns:
-        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``; exactly 0 between equal samples.
+        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``. Exactly 0 between equal samples.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
@@ -100,16 +226,16 @@ def label_embedding(
 
     The point of a sample with features x and label y is [x; sqrt(w) m_y; sqrt(w) s_y], with m and s the classes' means
     and deviations. With these points, a method that knows no labels, such as :class:`TransportClient`, takes labels
-    into account. An embedded sample reveals its features and its class's mean and deviation; a
+    into account. An embedded sample reveals its features and its class's mean and deviation. A
     :class:`TransportClient` sends only averages of several embedded samples.
 
     Args:
         x: the samples' features, ``[m, d]``.
-        y: the samples' integer classes, ``[m]``; None: the points are ``x`` itself.
+        y: the samples' integer classes, ``[m]``. None: the points are ``x`` itself.
         covariance: the deviations s, see :func:`label_augmented_cost`. The points have d' = 3 d numbers for ``"diag"``,
             2 d for ``"none"``, and 2 d + d^2 for ``"full"``.
-        label_weight: the weight w of the label term, at least 0; the same for both data sets.
-        statistics: the class statistics of ``x`` and ``y``; None: they are computed.
+        label_weight: the weight w of the label term, at least 0. The same for both data sets.
+        statistics: the class statistics of ``x`` and ``y``. None: they are computed.
 
     Returns:
         The points, ``[m, d']``, in the dtype of ``x``.

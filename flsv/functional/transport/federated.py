@@ -1,31 +1,20 @@
-"""The federated Wasserstein distance between a client's and the server's samples, from interpolants only.
+"""The federated Wasserstein distance and barycenter, from interpolants and distances only.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
-with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
-
-W is the Wasserstein distance, P are the client's m samples and Q the server's samples. In an iteration the server sends
-S points gamma. The client answers with eta_P, the interpolant of P and gamma, and with W(P, gamma). The server computes
-eta_Q, the interpolant of gamma and Q, and the next gamma, the interpolant of eta_P and eta_Q. By the triangle
-inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it if gamma is on the geodesic.
-
-A point of the client's answer is the mean of m/S of its samples, averaged with a point that the server has sent and can
-subtract again. With S >= m the server can therefore reconstruct the samples. With S >= m/2 it can reconstruct points in
-which a single sample has at least half of the weight (``docs/results/fedbary_reconstruction.md``). So a client answers
-only if S < m/2, unless ``allow_reconstruction`` is set; a small S biases the distance upwards. Even so there is no
-proof of privacy, since many iterations send many means. If both sides use points from :func:`label_embedding`, labels
-are sent as part of the points: as averages of class means and deviations. For a class with one sample these are the
-sample itself.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1.
+Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and Doucet, ICML 2014.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from flsv.functional.transport.checks import Exponent, Place, check_pair, check_points, check_support
-from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.functional.transport.wasserstein import interpolate_along, interpolating_measure, matching
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -38,7 +27,12 @@ SPREAD = 1e-4
 
 @checked
 class TransportClient:
-    """Client's side of the federated Wasserstein distance, with samples and the answers to the server's points.
+    """Client's side of the federated Wasserstein distance.
+
+    A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
+    and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
+    sample (``docs/results/fedbary_reconstruction.md``). So a client answers S < m/2 points only. That is no proof of
+    privacy: many iterations send many means.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
@@ -86,20 +80,20 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """Server's side of the federated Wasserstein distance to one client, with the validation samples.
+    """Server's side of the federated Wasserstein distance to one client.
 
     Args:
         x2: the validation samples (or their embeddings), ``[m2, d]``.
-        t: the position, in (0, 1), of each interpolated point on the way to the server's samples; 0.5 in the paper.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples. 0.5 in the paper.
             Over the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a
             larger t reveals more of the server's samples. The client must use the same t.
         p: the exponent of the Wasserstein distance.
 
     Attributes:
-        gamma: the points to send next, ``[S, d]``; None before :meth:`start`.
-        eta: the points between gamma and the server's samples in the last step, ``[S, d]``; None before the first step.
+        gamma: the points to send next, ``[S, d]``. None before :meth:`start`.
+        eta: the points between gamma and the server's samples in the last step, ``[S, d]``. None before the first step.
         distance: the estimated distance after the last step: from the client's samples to gamma, plus from gamma to the
-            server's samples; NaN before the first step.
+            server's samples. NaN before the first step.
 
     Example:
         >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
@@ -125,8 +119,8 @@ class TransportServer:
 
         Args:
             support: the number S of points, at least 1.
-            dim: the dimension of the client's points, which is checked; None: it is not known.
-            generator: the random generator that draws the points; None: torch's default.
+            dim: the dimension of the client's points, which is checked. None: it is not known.
+            generator: the random generator that draws the points. None: torch's default.
 
         Returns:
             The points gamma, ``[S, d]``.
@@ -174,7 +168,7 @@ class FederatedDistance:
     """The result of :func:`federated_wasserstein`.
 
     Attributes:
-        distance: the estimate of the Wasserstein distance at the last iteration, in feature units; not below the exact
+        distance: the estimate of the Wasserstein distance at the last iteration, in feature units. Not below the exact
             distance.
         gamma: the interpolating measure's points after the last iteration, ``[S, d]``.
         history: the estimate at each iteration, ``[iterations]``.
@@ -199,9 +193,11 @@ def federated_wasserstein(
     generator: torch.Generator | None = None,
     allow_reconstruction: bool = False,
 ) -> FederatedDistance:
-    """Compute the Wasserstein distance between a client's and the server's samples without sending samples.
+    """Compute a Wasserstein distance between client and server without sending samples.
 
-    A :class:`TransportClient` with ``x`` and a :class:`TransportServer` with ``x2`` exchange interpolated points. If
+    The server sends S points gamma, and the client answers with interpolants of its samples and gamma, and with their
+    distance. The server interpolates gamma and its own samples, and these two for the next gamma. By the triangle
+    inequality the sum of both distances is never below the true one, and equal to it on the geodesic. If
     both have S samples and exchange S points, each iteration about halves the error.
 
     Args:
@@ -211,7 +207,7 @@ def federated_wasserstein(
         iterations: the number of iterations, at least 1.
         t: the position, in (0, 1), of each interpolated point on the way to the server's samples.
         p: the exponent of the Wasserstein distance.
-        generator: the random generator that draws the first points; None: torch's default.
+        generator: the random generator that draws the first points. None: torch's default.
         allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.
 
     Returns:
@@ -239,3 +235,103 @@ def federated_wasserstein(
         history.append(server.distance)
     assert server.eta is not None
     return FederatedDistance(server.distance, gamma, torch.stack(history), server.eta)
+
+
+class AnsweringClient(Protocol):
+    """Protocol of the clients of :func:`wasserstein_barycenter`, with the members ``dim`` and ``answer`` of
+    :class:`TransportClient`."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class FederatedBarycenter:
+    """The result of :func:`wasserstein_barycenter`.
+
+    Attributes:
+        support_points: the S points of the barycenter, ``[S, d]``, equally heavy.
+        distances: ``[n]``, each client's distance in the last iteration, in feature units: the Wasserstein distance
+            from its samples to its interpolating measure plus that from there to the barycenter.
+    """
+
+    support_points: Tensor
+    distances: Tensor
+
+
+@checked
+def wasserstein_barycenter(
+    clients: Sequence[AnsweringClient],
+    *,
+    support: Count,
+    iterations: Count,
+    weights: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    p: Exponent = 2,
+) -> FederatedBarycenter:
+    """Compute a free-support barycenter of the clients' samples, from interpolants and distances only.
+
+    In each iteration the S support points X_Q become
+
+        X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
+
+    with lambda_i the weight of client i, gamma_i the interpolating measure between its samples and X_Q, and pi the
+    optimal plan between X_Q and gamma_i. Contrary to the paper's theorem 1, this step can increase the objective. Equal
+    support points (the paper starts with zeros) would stay equal. Here they start as random points of the clients'
+    first interpolants.
+
+    Args:
+        clients: the n clients, each with ``answer(gamma)`` and ``dim`` like :class:`TransportClient`.
+        support: S, the number of support points.
+        iterations: the number of iterations, at least 1.
+        weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
+            to 1. None: equal weights.
+        generator: the random generator of the points that are first sent to all clients (normal, close to 0) and of the
+            choice of the start points X_Q. None: torch's default.
+        p: the exponent of the Wasserstein distance. The step of the support points is that for p = 2.
+
+    Returns:
+        The support points and the clients' distances, see :class:`FederatedBarycenter`.
+
+    Raises:
+        ConfigurationError: there are no clients, clients have different dimensions, a client has so few samples that
+            its answer would reveal them, a weight is negative, or all are 0, or an option is out of range.
+
+    Example:
+        >>> from flsv.functional import TransportClient
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
+        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
+        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
+    """
+    shares = _shares(clients, weights)
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
+    gammas = [client.answer(start)[0] for client in clients]
+    # Each support point comes from a client drawn by weight: a sample of the mixture of the gammas.
+    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
+    place = torch.randperm(support, generator=generator).tolist()
+    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    distances = center.new_full((len(clients),), torch.nan)
+    for _ in range(iterations):
+        moved = torch.zeros_like(center)
+        for i, client in enumerate(clients):
+            answer, distance = client.answer(gammas[i])
+            plan, own = matching(gammas[i], center, p)
+            distances[i] = distance + own
+            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
+            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
+            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+        center = moved
+    return FederatedBarycenter(center, distances)
+
+
+def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    """Normalize the clients' weights, equal by default, to sum to 1."""
+    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
+    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
+        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    return shares / shares.sum()

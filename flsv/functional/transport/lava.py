@@ -11,7 +11,7 @@ Euclidean distance, and the dual potential is the entropic potential towards the
 the client's own samples (Feydy et al., AISTATS 2019).
 
 Departures from the public code, which uses GeomLoss: the potentials are iterated to a tolerance (with a warning if it
-is not reached) instead of one pass of annealing; and the distance between classes is exact, by the network simplex,
+is not reached) instead of one pass of annealing, and the distance between classes is exact, by the network simplex,
 instead of entropic. The values were compared with the port in opendataval. This port halves the distance between
 classes twice, so that its weight of 1 is ``label_weight=0.5`` here, and omits the potential towards the client's own
 samples.
@@ -28,8 +28,7 @@ from torch import Tensor
 
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import Scaling, check_labeled
-from flsv.functional.transport.class_statistics import class_statistics
-from flsv.functional.transport.cost import label_augmented_cost
+from flsv.functional.transport.cost import class_statistics, label_augmented_cost
 from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
 from flsv.functional.transport.wasserstein import wasserstein_distance
 from flsv.utilities.declared import NonNegative, Positive, checked
@@ -49,7 +48,7 @@ def lava(
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
 ) -> Tensor:
-    """Compute LAVA's values of a client's samples: calibrated gradients of the debiased dual potential.
+    """Compute LAVA's values of a client's samples.
 
     The ground cost is |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2, with c = ``label_weight``.
 
@@ -60,13 +59,13 @@ def lava(
         y2: the integer classes of the validation samples, ``[m2]``. Classes are compared by their samples, not by their
             numbers.
         inner: the kind of distance between classes, see :func:`class_distances`.
-        label_weight: the weight c of the labels, at least 0; with 0 labels do not enter.
-        eps: the entropic regularization, in half squared feature units, above 0; values below 1e-5 of the largest cost
+        label_weight: the weight c of the labels, at least 0. With 0 labels do not enter.
+        eps: the entropic regularization, in half squared feature units, above 0. Values below 1e-5 of the largest cost
             count as this much.
         scaling: the factor of the regularization from one stage to the next, in (0, 1).
 
     Returns:
-        The samples' values, ``[m]``, in half squared feature units, which sum to 0; positive means harmful.
+        The samples' values, ``[m]``, in half squared feature units, which sum to 0. Positive means harmful.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
@@ -85,31 +84,10 @@ def lava(
 
 @checked
 def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inner = "exact") -> Tensor:
-    """Compute squared 2-Wasserstein distances between the classes of two data sets.
-
-    Args:
-        x: the samples of the first data set, ``[m, d]``.
-        y: the integer classes of ``x``, ``[m]``, of which V are present.
-        x2: the samples of the second data set, ``[m2, d]``. If ``x2`` and ``y2`` are the same tensors as ``x`` and
-            ``y``, each pair of classes is solved only once.
-        y2: the integer classes of ``x2``, ``[m2]``, of which V2 are present.
-        inner: ``"exact"``: the distance between the classes' samples, a linear program for each pair of classes (under
-            a second for ten classes of 100 samples; the time grows with the cube of a class's size). ``"gaussian"``:
-            the distance between the Gaussians fitted to the classes, for large classes of few features. With means m,
-            m' and covariances S, S' it is |m - m'|^2 + tr(S + S' - 2 (S^(1/2) S' S^(1/2))^(1/2)) (Bures).
-
-    Returns:
-        float64 ``[V, V2]`` in squared feature units, classes ascending.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or ``inner`` is unknown.
-
-    Example:
-        >>> x, y = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([0, 0, 1, 1])
-        >>> class_distances(x, y, x, y)
-        tensor([[ 0., 25.],
-                [25.,  0.]], dtype=torch.float64)
-    """
+    """Compute squared 2-Wasserstein distances ``[V, V2]`` between the classes of two data sets, ascending."""
+    # Exact: a linear program per pair of classes, whose time grows with the cube of a class's size. Gaussian: |m -
+    # m'|^2 + tr(S + S' - 2 (S^(1/2) S' S^(1/2))^(1/2)) (Bures). If both sides are the same tensors, each pair is
+    # solved once.
     check_labeled(x, y, x2, y2)
     if inner == "gaussian":
         return _bures(x, y, x2, y2)

@@ -1,12 +1,7 @@
-"""Dual potentials of optimal transport on a client's samples, and the calibrated gradients made of them.
+"""Dual potentials of optimal transport on a client's samples, and the values of samples made of them.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11, after Just
-et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
-
-The paper takes the potentials of the exact linear program. Between a client's samples and an interpolating measure
-these are degenerate: many potentials are optimal, and the solver's choice among them is arbitrary. The potentials here
-are entropic, hence unique up to a constant, and debiased, which removes the bias of the entropy towards the center of
-the samples (Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019).
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11 and section
+4.3, after Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
 """
 
 from __future__ import annotations
@@ -14,14 +9,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flsv.functional.transport.checks import Scaling
-from flsv.functional.transport.class_statistics import Covariance
-from flsv.functional.transport.cost import label_augmented_cost
-from flsv.utilities.declared import NonNegative, checked
+from flsv.functional.transport.checks import Scaling, check_pair
+from flsv.functional.transport.cost import ClassStatistics, Covariance, label_augmented_cost, label_embedding
+from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 BLOCK_BYTES = 64 * 2**20
@@ -42,7 +38,7 @@ Finish = Callable[[Tensor, int], Finished]
 
 
 def calibrated_gradient(potential: Tensor) -> Tensor:
-    """Compute, for each sample, the rate at which the transport distance grows if the sample gets more mass (eq. 11).
+    """Compute how fast the transport distance grows with each sample's mass (eq. 11).
 
     The calibrated gradient of sample l among m samples with the dual potentials f is
 
@@ -55,7 +51,7 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
         potential: the dual potentials f of the samples, ``[m]``, up to a constant.
 
     Returns:
-        ``[m]``, which sums to 0; 0 for a single sample.
+        ``[m]``, which sums to 0. 0 for a single sample.
 
     Raises:
         ConfigurationError: ``potential`` is empty or not a vector.
@@ -72,100 +68,27 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     return ((f - f.mean()) * (len(f) / (len(f) - 1))).to(potential.dtype)
 
 
-@checked
-def debiased_potential(
-    x: Tensor,
-    x2: Tensor,
-    *,
-    blur: NonNegative = 0.1,
-    scaling: Scaling = 0.7,
-    y: Tensor | None = None,
-    y2: Tensor | None = None,
-    covariance: Covariance = "diag",
-    label_weight: NonNegative = 1.0,
-) -> Tensor:
-    """Compute the debiased entropic dual potential of the samples ``x`` in the transport to ``x2``.
-
-    It is the entropic potential of ``x`` in the transport to ``x2`` minus that in the transport of ``x`` to itself. The
-    costs are those of :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to
-    ``blur`` times the mean cost between ``x`` and ``x2``.
-
-    Args:
-        x: samples, ``[m, d]``.
-        x2: samples, or points of an interpolating measure, ``[m2, d]``.
-        blur: the final eps, as a fraction of the mean cost, so that it does not depend on the scale of the data.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-        y: the integer classes of ``x``, ``[m]``. If ``y`` or ``y2`` is None, labels do not enter the cost.
-        y2: the integer classes of ``x2``, ``[m2]``.
-        covariance: see :func:`label_augmented_cost`.
-        label_weight: see :func:`label_augmented_cost`.
-
-    Returns:
-        ``[m]`` in squared feature units, in the dtype of ``x``; 0 if both sides are equal sets.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
-            the cost matrix is larger than 800 MiB.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [1.0], [2.0], [9.0]])
-        >>> debiased_potential(x, x[:3]).argmax()
-        tensor(3)
-    """
-    if y is None or y2 is None:
-        y = y2 = None
-    cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    eps = blur * float(cost.mean(dtype=torch.float64))
-    cross, _ = entropic_potentials(cost, eps, scaling)
-    del cost
-    cost = label_augmented_cost(x, y, x, y, covariance=covariance, label_weight=label_weight)
-    return cross - self_potential(cost, eps, scaling)
-
-
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """Compute the entropic dual potential in the transport of a set of samples to itself.
-
-    Both sides of the transport are the same set. All stages, also the last, therefore update both sides at once (see
-    :func:`_half_way`). If eps is small, almost no mass moves, and after alternating updates the two sides' potentials
-    would differ.
-
-    Args:
-        cost: the costs between the samples, ``[m, m]``, which are overwritten.
-        eps: the final regularization, in the unit of the costs.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-
-    Returns:
-        ``[m]``.
-    """
+    """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrites the costs."""
+    # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
+    # alternating updates the two sides' potentials would differ.
     return _potentials(cost, eps, scaling, _half_way)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
-    """Compute the entropic dual potentials of two sets of equally heavy samples.
-
-    The regularization eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues
-    with much faster products with the plan's matrix in double precision. It updates both sides at once, each by half of
-    the full step. (Alternating updates would favor one side where hardly any mass determines the potentials: in the
-    offset between far-apart clusters.) Only the last stage alternates, with over-relaxation (:func:`_over_relaxed`). It
-    ends when the potentials are within 1e-4 eps of their limit, as estimated from the marginals' error and its rate of
-    decrease. If this is not reached in 5000 iterations, a warning states the remaining error.
-
-    Args:
-        cost: the costs between the two sets, ``[m, m2]``, which are overwritten.
-        eps: the final regularization, in the unit of the costs.
-        scaling: the factor of eps from one stage to the next, in (0, 1).
-
-    Returns:
-        The potentials ``[m]`` and ``[m2]`` of the two sets, shifted to equal means.
-
-    Raises:
-        ConfigurationError: the cost matrix is larger than 800 MiB.
-    """
+    """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrites the costs."""
+    # eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
+    # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
+    # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
+    # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
     return _potentials(cost, eps, scaling, _over_relaxed)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
     """Compute the entropic potentials, with a given function for the last stage."""
+    # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
+    # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
+    # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
@@ -248,3 +171,139 @@ def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
     rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
     parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
     return -eps * (torch.cat(parts) - math.log(cost.shape[1]))
+
+
+Part = Literal["features", "labels", "both"]
+LABEL_EMPHASIS = 2.0
+
+
+@checked
+def direct_values(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    y2: Tensor | None,
+    *,
+    part: Part = "both",
+    blur: Positive = 0.1,
+    scaling: Scaling = 0.7,
+    covariance: Covariance = "diag",
+    label_weight: NonNegative = 1.0,
+) -> Tensor:
+    """Compute the values of a client's samples from these and the validation samples.
+
+    The paper's potential does not detect label noise: clean samples' distances vary by more than a wrong label adds,
+    and mislabeled samples compensate for each other. So the potential f(from -> to) is split into
+
+        features:  f(x -> validation) - f(x -> x), from the features alone (equation 11),
+        labels:    f((x, y) -> validation) - f(x -> validation), the effect of the label for the same features,
+        both:      features + 2 labels.
+
+    The mean over the sample's own class is subtracted from "labels" and "both", since it depends on the data sets'
+    class shares only. As a consequence, a class whose labels are all wrong is not detected.
+
+    Args:
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
+        x2: the features of the validation samples, ``[m2, d]``.
+        y2: the integer classes of the validation samples, ``[m2]``.
+        part: the part of a sample that is valued: its ``"features"`` alone, its ``"labels"`` given the features, or
+            ``"both"``.
+        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``. Above 0.
+        scaling: the factor of the regularization from one stage to the next, in (0, 1).
+        covariance: see :func:`label_augmented_cost`.
+        label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
+            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels. 0.5
+            to 1 suits PCA features.
+
+    Returns:
+        The samples' values, ``[m]``, in squared feature units, which sum to 0. Positive means harmful.
+
+    Raises:
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            ``part="labels"`` without labels.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
+        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
+        tensor(4)
+    """
+    labeled = partial(label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    return _values(x, y, x2, None if y is None or y2 is None else labeled, part, blur, scaling)
+
+
+@checked
+def client_values(
+    x: Tensor,
+    y: Tensor | None,
+    gamma: Tensor,
+    *,
+    part: Part = "both",
+    blur: Positive = 0.1,
+    scaling: Scaling = 0.7,
+    covariance: Covariance = "diag",
+    label_weight: NonNegative = 1.0,
+    statistics: ClassStatistics | None = None,
+) -> Tensor:
+    """Compute the values of a client's samples at the client, without validation samples.
+
+    They are replaced by the points that the server has sent to the client, see :class:`TransportClient`.
+
+    Args:
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``. None: only features count.
+        gamma: ``[S, d']``, the points from the :class:`TransportServer`, if client and server use the samples'
+            :func:`label_embedding`, with d' coordinates, in place of the samples. If ``y`` is None, only the first d
+            coordinates are used, and d' may be d.
+        part: as for :func:`direct_values`.
+        blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
+            ``gamma``. Above 0.
+        scaling: see :func:`direct_values`.
+        covariance: the same as in the label embedding.
+        label_weight: the same as in the label embedding. See :func:`direct_values`.
+        statistics: the client's class statistics. None: they are computed.
+
+    Returns:
+        The samples' values, ``[m]``, in squared feature units, which sum to 0. Positive means harmful.
+
+    Raises:
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range,
+            ``part="labels"`` without labels, or ``gamma`` does not have the dimension of the embedding.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]]), torch.tensor([0, 0, 1, 1, 1])
+        >>> client_values(x, y, label_embedding(x[:4], y[:4])).argmax()
+        tensor(4)
+    """
+    points = label_embedding(x, y, covariance=covariance, label_weight=label_weight, statistics=statistics)
+    features = gamma[:, : x.shape[1]]
+    if y is not None or gamma.shape[1] < x.shape[1]:
+        check_pair(points, gamma, "the samples (embedded)", "gamma")
+    labeled = partial(label_augmented_cost, points, None, gamma, None)
+    return _values(x, y, features, None if y is None else labeled, part, blur, scaling)
+
+
+def _values(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    labeled: Callable[[], Tensor] | None,
+    part: Part,
+    blur: float,
+    scaling: float,
+) -> Tensor:
+    """Compute the samples' values for one choice of ``part``."""
+    if part == "labels" and labeled is None:
+        raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
+    cost = label_augmented_cost(x, None, x2, None)
+    eps = blur * float(cost.mean(dtype=torch.float64))
+    features, _ = entropic_potentials(cost, eps, scaling)
+    value = torch.zeros_like(features)
+    if part != "labels":
+        value = features - self_potential(label_augmented_cost(x, None, x, None), eps, scaling)
+    if part != "features" and labeled is not None and y is not None:
+        labels = entropic_potentials(labeled(), eps, scaling)[0] - features
+        value = value + (labels if part == "labels" else LABEL_EMPHASIS * labels)
+        _, index, counts = y.unique(return_inverse=True, return_counts=True)
+        value = value - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
+    return calibrated_gradient(value)

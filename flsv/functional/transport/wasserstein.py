@@ -1,7 +1,7 @@
-"""Exact Wasserstein distances between samples, and contribution shares that are inversely proportional to them.
+"""Exact optimal transport between samples: distances, contribution shares, and points on the Wasserstein geodesic.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2. The
-transport is solved by POT's network simplex.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 1 and 6, definition 4
+and section 4.2, after Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.functional.transport.checks import Exponent
-from flsv.functional.transport.class_statistics import Covariance
-from flsv.functional.transport.cost import label_augmented_cost
+from flsv.functional.distances import squared_distances
+from flsv.functional.transport.checks import Exponent, Place, check_pair
+from flsv.functional.transport.cost import Covariance, label_augmented_cost
 from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -47,7 +47,7 @@ def wasserstein_distance(
         label_weight: see :func:`label_augmented_cost`.
 
     Returns:
-        A scalar in feature units, in the dtype of ``x``; exactly 0 between equal sets.
+        A scalar in feature units, in the dtype of ``x``. Exactly 0 between equal sets.
 
     Raises:
         ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
@@ -63,15 +63,7 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan between two sets of equally heavy points.
-
-    Args:
-        squared: the squared distances between the points, ``[m, m2]``.
-        p: the exponent of the distances in the cost, at least 1.
-
-    Returns:
-        The plan ``[m, m2]`` (a vertex of the polytope of all plans), and the Wasserstein distance W_p.
-    """
+    """Compute an optimal plan ``[m, m2]`` between equally heavy points, and W_p, from squared distances."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
@@ -88,10 +80,10 @@ def contribution_shares(distances: Tensor) -> Tensor:
         (1/W_i) / sum_j (1/W_j)    for the distance W_i of client i
 
     Args:
-        distances: the clients' distances, ``[n]``, at least 0 (possibly inf); NaN for a client without a distance.
+        distances: the clients' distances, ``[n]``, at least 0 (possibly inf). NaN for a client without a distance.
 
     Returns:
-        The shares, ``[n]``, which sum to 1; NaN for clients without a distance, which are left out. If some clients
+        The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are left out. If some clients
         have distance 0, they have equal shares and all others 0.
 
     Raises:
@@ -111,3 +103,45 @@ def contribution_shares(distances: Tensor) -> Tensor:
     share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
     share = share.where(seen, torch.full_like(distances, torch.nan))
     return share / share[seen].sum()
+
+
+@checked
+def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
+    """Move each point of ``x`` towards the mean of its partners in ``x2`` (eq. 6).
+
+    If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
+
+    Args:
+        x: equally heavy samples, ``[m, d]``.
+        x2: equally heavy samples, ``[m2, d]``.
+        t: the position between ``x`` (0) and ``x2`` (1), in (0, 1).
+        p: the exponent of the distance in the optimal plan's cost, at least 1.
+
+    Returns:
+        The interpolating measure's points, ``[m, d]``, in the dtype of ``x``.
+
+    Raises:
+        ConfigurationError: the samples are empty, not finite or of wrong shapes, or ``t`` or ``p`` is out of range.
+
+    Example:
+        >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
+        tensor([[0.5000],
+                [2.0000]])
+    """
+    check_pair(x, x2)
+    return interpolate_along(x, x2, matching(x, x2, p)[0], len(x), t)
+
+
+def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Compute the optimal plan ``[m, m2]`` between two sets of equally heavy points, and W_p."""
+    plan, distance = transport_plan(squared_distances(x, x2), p)
+    return plan.to(x), distance.to(x)
+
+
+def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
+    """Move the ``support`` points of one set towards the means of their partners in the other (eq. 6)."""
+    # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
+    # a barycentric projection, which stays near it and averages m/S samples into a point.
+    if support == len(x):
+        return torch.lerp(x, len(x) * (plan @ x2), t)
+    return torch.lerp(len(x2) * (plan.T @ x), x2, t)

@@ -2,7 +2,6 @@
 it. Estimators are in ``flsv.functional``, games in ``flsv.games``.
 """
 
-from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
-from flsv.metrics.coalitions.sums import Decay, Sum
+from flsv.metrics.coalitions.folds import Decay, MovingAverage, Sum, SurrogateAverage
 
 __all__ = ["Decay", "MovingAverage", "Sum", "SurrogateAverage"]

@@ -10,16 +10,15 @@ from torch import Tensor
 from flsv.core import ClientMatrix
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
-from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
-from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
+from flsv.metrics.coalitions.presets import DecayedShapley
+from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 
 
 class BlendedContribution(
     DecayedShapley,
     chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
 ):
-    r"""The mean of two shares of a client: its share of the rounds' gains, and its share of the agreement between
-    clients' updates.
+    r"""The mean of a client's shares of the rounds' gains and of agreement.
 
     .. math::
         u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad
@@ -33,13 +32,11 @@ class BlendedContribution(
     tuning federations (docs/benchmark.md).
 
     A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain u,
-    the cosines alone determine the values; if no client has a positive mean cosine a, the gains alone; if neither, all
-    values are 0. In a round in which it does not take part a client has no gain and no cosine; a client that never took
+    the cosines alone determine the values. If no client has a positive mean cosine a, the gains alone. If neither, all
+    values are 0. In a round in which it does not take part a client has no gain and no cosine. A client that never took
     part is NaN.
 
-    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
-    ``client_updates [k, P]`` (parameters only), a ``generator`` and ``aggregation_weights [k]``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1.
 
     When not to use it:
         Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. It does not detect
@@ -105,11 +102,11 @@ class BlendedContribution(
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             utility: the round's coalition game, ``utility(masks: bool [K, k]) -> [K]``, for K coalitions.
-            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`.
             generator: the estimator's generator of random numbers.
             round_index: the round's index, from 0.
-            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation; None: equal weights.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: equal weights.
         """
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)

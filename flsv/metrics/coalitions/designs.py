@@ -26,20 +26,7 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the name of the most accurate design of coalitions that costs at most ``max_fits``; ``"singles"`` if none
-    does. The cost is that of training each coalition by a fit of its own, see :func:`fits_of`.
-
-    Args:
-        max_fits: the largest cost, in fits of the whole federation.
-        num_clients: the number of clients.
-        cohort: the (mean) number of clients that the sampler draws for a round; None: all.
-
-    Example:
-        >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
-        ['all', 'pairs+leave-one-out', 'both', 'singles']
-        >>> design_within(10, 5, cohort=2)
-        'both'
-    """
+    """Return the most accurate design that costs at most ``max_fits`` fits of the whole federation."""
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
@@ -50,41 +37,15 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 
 
 def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training coalitions, each by a fit of its own, in fits of the whole federation.
-
-    In a round a coalition trains as many clients as the run does, or all its members if it has fewer. The empty and the
-    full coalition are not counted.
-
-    Args:
-        masks: bool ``[K, n]``, the members of each coalition.
-        cohort: the (mean) number of clients that the sampler draws for a round; None: all.
-
-    Example:
-        >>> fits_of(coalition_masks("all", 5))
-        15.0
-        >>> fits_of(coalition_masks("all", 5), cohort=2)
-        27.5
-    """
+    """Compute the cost of training coalitions ``[K, n]``, in fits of the whole federation."""
+    # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
     sizes, n = masks.sum(1), masks.shape[1]
     drawn = n if cohort is None else cohort
     return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks, bool ``[K, n]``, of the empty coalition, the full coalition and those in ``coalitions``.
-
-    Args:
-        coalitions: the name of a design, see :func:`flsv.functional.few_coalitions`, or a list with the members of each
-            coalition.
-        num_clients: n, the number of clients.
-
-    Raises:
-        ConfigurationError: the name is unknown, or a client does not exist.
-
-    Example:
-        >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
-        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 1]]
-    """
+    """Make the masks ``[K, n]`` of the empty, the full and the named coalitions."""
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
     masks = [[False] * num_clients, [True] * num_clients]

@@ -1,12 +1,266 @@
-"""The folds by their names in configurations."""
+"""Folds: how the values of rounds become one value, by the last round, a moving average or a sum."""
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
-from flsv.metrics.coalitions.fold import Fold
-from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
-from flsv.metrics.coalitions.sums import Decay, Sum
+import torch
+from annotated_types import Gt, Le
+from torch import Tensor
+
+from flsv.functional import ShapleyEstimate, normalize_shapley
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.decayed import round_factor, round_shares
+from flsv.functional.shapley.normalize import Normalization
+from flsv.metrics.base import latest
+from flsv.metrics.intervals import OverRounds
+from flsv.utilities.declared import Momentum, NonNegative, Rules, Share, checked
+from flsv.utilities.errors import ConfigurationError
+
+
+class Fold(ABC):
+    """Base class of folds, which combine a client's values of single rounds to one value.
+
+    A fold stores its states in the ``metric``, a :class:`flsv.metrics.CoalitionValue`, which calls :meth:`update` after
+    each round. The shapes have n clients, k of them players of the round, and M columns (classes, or 1).
+    """
+
+    over_rounds: ClassVar[OverRounds] = None
+    """How rounds are combined, for the intervals, see :class:`flsv.metrics.intervals.WithIntervals`."""
+    limits: ClassVar[tuple[float | None, float | None]] = (None, None)
+    """The least and the largest possible value."""
+    unit: ClassVar[str] = "{}"
+    """Unit of the value. The placeholder ``{}`` stands for the unit of a round's value."""
+    sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
+    """Meaning of positive, negative and zero values."""
+    momentum: float = 0.0
+    init: float | Literal["uniform"] | None = None
+
+    def check(self, owner: str, per_class: bool) -> None:  # noqa: B027
+        """Raise ConfigurationError if an argument is out of range or the fold cannot combine values per class.
+        ``owner`` is the metric's name, for messages.
+        """
+
+    @abstractmethod
+    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
+        """Declare the fold's states in the metric, with ``width`` columns (the number of classes, or 1)."""
+
+    def factor(self, round_index: int) -> float:
+        """Return the factor by which a round's values are multiplied. If it is 0, the round's game is not evaluated."""
+        return 1.0
+
+    @abstractmethod
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+        """Add a round's estimate, multiplied by ``factor``, to the states, and return the round's values ``[k, M]``
+        without this factor.
+        """
+
+    def skip(self, metric: Any) -> None:  # noqa: B027
+        """Count a round whose game is not evaluated."""
+
+    @abstractmethod
+    def compute(self, metric: Any) -> Tensor:
+        """Compute the values ``[n, M]``, NaN for clients that never took part."""
+
+    def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
+        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, and its degrees of freedom,
+        or None if they are not known.
+        """
+        return None
+
+    def diagnostics(self, metric: Any) -> dict[str, Tensor]:
+        """Return further values to log, ``{name: value}``."""
+        return {}
+
+    def prior(self, num_clients: int | None) -> float | None:
+        """Return the value that samplers and aggregators assume for a client that never took part, by default ``init``.
+
+        Args:
+            num_clients: n. With ``init="uniform"`` the value is 1 / n. None if it is not known yet.
+
+        Returns:
+            The value, or None if there is none: samplers and aggregators then get NaN for the client.
+        """
+        if self.init == "uniform":
+            return None if num_clients is None else 1 / num_clients
+        return self.init
+
+
+def freedom_of(estimate: ShapleyEstimate) -> Tensor:
+    """Return the degrees of freedom of an estimate, broadcast to the shape of its ``stderr``."""
+    return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)
+
+
+@checked
+@dataclass(frozen=True)
+class MovingAverage(Fold):
+    """Moving average of each client's values over its rounds.
+
+    Args:
+        momentum: mu in [0, 1), the weight of the past. With 0 the value is that of the client's last round.
+        init: the value before a client's first round, from which the average starts: a number, or ``"uniform"``, 1/n.
+            None: the average starts at the first round's value.
+    """
+
+    over_rounds: ClassVar[OverRounds] = "momentum"
+
+    momentum: Momentum = 0.9
+    init: float | Literal["uniform"] | None = None
+
+    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
+        merge = partial(momentum_merge, momentum=self.momentum)
+        metric.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=merge)
+        for name in ("stderr", "freedom"):
+            metric.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+        values, stderr = (value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate))
+        metric.history = momentum_add(metric.history, client_ids, values, self.momentum)
+        freedom = freedom_of(estimate).to(metric.freedom).reshape(len(client_ids), -1)
+        for name, new in (("stderr", stderr), ("freedom", freedom)):
+            before = getattr(metric, name)
+            now = torch.full_like(before, float("nan"))
+            now[client_ids] = new
+            setattr(metric, name, latest(torch.stack([before, now])))
+        return values
+
+    def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
+        """Return the values and standard errors that enter the average: here those of the round's estimate, in
+        :class:`SurrogateAverage` the normalized ones."""
+        return estimate.values, estimate.stderr
+
+    def compute(self, metric: Any) -> Tensor:
+        return momentum_value(metric.history, self.momentum, init=self.prior(metric.num_clients))
+
+    def error(self, metric: Any) -> tuple[Tensor, Tensor]:
+        return metric.stderr, metric.freedom
+
+
+@checked
+@dataclass(frozen=True)
+class SurrogateAverage(MovingAverage):
+    """Moving average of values normalized over the round's clients (ShapleyFL, definition 4.2 and equation 3).
+
+    Args:
+        momentum: beta in [0, 1), the weight of the past.
+        init: the value in [0, 1] before a client's first round. None: the average starts at the first round's value.
+        normalize: ``"min-max"`` or ``"positive"``, see :func:`flsv.functional.normalize_shapley`.
+    """
+
+    limits = (0.0, 1.0)
+    unit = "surrogate value"
+    sign = "from 0 to 1, compared with the others of the cohort: 0 is the least of them, which may still help."
+
+    momentum: Momentum = 0.7
+    init: Share | Literal["uniform"] | None = 0.5
+    normalize: Normalization = "min-max"
+
+    def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
+        # The error of the range (maximum minus minimum) is neglected: the standard error of a normalized value has no
+        # simple form.
+        values = estimate.values
+        spread = values.amax(0) - (values.amin(0) if self.normalize == "min-max" else 0)
+        stderr = torch.where(spread > 0, estimate.stderr / spread, float("nan"))
+        return normalize_shapley(values, self.normalize), stderr
+
+
+@checked
+@dataclass(frozen=True)
+class Sum(Fold):
+    """Sum of each client's values over its rounds.
+
+    The rounds' estimates are independent, so the variance of the sum is the sum of their variances.
+    """
+
+    over_rounds: ClassVar[OverRounds] = "sum"
+    unit: ClassVar[str] = "{}, sum over rounds"
+
+    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
+        for name in ("total", "variance", "variance_squares"):
+            metric.add_state(name, torch.zeros(num_clients, width), dist_reduce_fx="sum")
+        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+        values = estimate.values.to(metric.total).reshape(len(client_ids), -1)
+        metric.total[client_ids] += values
+        variance = estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
+        metric.variance[client_ids] += variance
+        freedom = freedom_of(estimate).to(variance).reshape(values.shape)
+        metric.variance_squares[client_ids] += variance**2 / freedom
+        metric.seen[client_ids] += 1
+        return values
+
+    def compute(self, metric: Any) -> Tensor:
+        return metric.total.masked_fill(metric.seen[:, None] == 0, float("nan"))
+
+    def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
+        stderr = metric.variance.sqrt().masked_fill(metric.seen[:, None] == 0, float("nan"))
+        # Satterthwaite's degrees of freedom of a sum of estimated variances.
+        known = metric.variance_squares > 0
+        return stderr, torch.where(known, metric.variance**2 / metric.variance_squares, torch.inf)
+
+
+@checked
+@dataclass(frozen=True)
+class Decay(Sum):
+    """Decayed sum of each client's shares of the rounds' gains. See :func:`flsv.functional.decayed_shapley`.
+
+    Args:
+        decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
+        threshold: rounds with omega^t below this number are not evaluated; at most ``decay``.
+        normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
+    """
+
+    rules: ClassVar[Rules] = (
+        (lambda given: given.threshold <= given.decay, "above decay={decay} no round would be evaluated."),
+    )
+    decay: Annotated[float, Gt(0), Le(1)] = 0.8
+    threshold: NonNegative = 0.0
+    normalize: bool = True
+
+    def check(self, owner: str, per_class: bool) -> None:
+        if per_class and self.normalize:
+            raise ConfigurationError(
+                f"{owner}: shares of a round's gain are those of one game, and values per class are of several. Say "
+                "Decay(normalize=False)."
+            )
+
+    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
+        metric.add_state("total", torch.zeros(num_clients, width), dist_reduce_fx="sum")
+        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        for name in ("skipped", "flagged", "truncated"):
+            metric.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+
+    def factor(self, round_index: int) -> float:
+        return round_factor(round_index, self.decay, self.threshold)
+
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+        shares, skipped, flagged = round_shares(estimate.values)
+        values = (shares if self.normalize else estimate.values).to(metric.total).reshape(len(client_ids), -1)
+        metric.total[client_ids] += factor * values
+        metric.seen[client_ids] += 1
+        metric.skipped += skipped
+        metric.flagged += flagged
+        return values
+
+    def skip(self, metric: Any) -> None:
+        metric.truncated += 1
+
+    def error(self, metric: Any) -> None:
+        return None
+
+    def diagnostics(self, metric: Any) -> dict[str, Tensor]:
+        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated."""
+        return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]  # depends on the options
+        """Unit of the value. A placeholder ``{}`` stands for the unit of a round's value."""
+        return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
+
 
 FoldName = Literal["last", "average", "surrogate", "sum", "decay"]
 #: ``{name: fold with its default arguments}``.

@@ -1,6 +1,6 @@
 """One game for a whole run, on models rebuilt from all rounds' updates.
 
-Song, Tong, Wei, "Profit Allocation for Federated Learning", IEEE Big Data 2019, Algorithm 1 (OneRoundShapley); the
+Song, Tong, Wei, "Profit Allocation for Federated Learning", IEEE Big Data 2019, Algorithm 1 (OneRoundShapley). The
 baseline OR of Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024.
 """
 
@@ -19,8 +19,8 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
-from flsv.metrics.coalitions.decayed_shapley import CoalitionWeights, weighting_of
-from flsv.metrics.coalitions.fold import Fold
+from flsv.metrics.coalitions.folds import Fold
+from flsv.metrics.coalitions.presets import CoalitionWeights, weighting_of
 from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.utilities.declared import Count
 
@@ -54,26 +54,24 @@ class _AtTheEnd(Fold):
 
 
 class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
-    r"""Shapley values of one coalition game for the whole run, with 2^n models at its end instead of 2^n a round.
+    r"""Shapley values of one coalition game for the whole run. It takes 2^n models at the end instead of 2^n a round.
 
     .. math::
         U(S) = u\Bigl(x_0 + \sum_t \sum_{i \in S} w_i^t d_i^t\Bigr)
 
     The model of coalition S is the initial model :math:`x_0` plus the updates :math:`d_i^t` of its members from all
-    rounds t, with weights :math:`w_i^t`; the updates come from the run with all clients. Buffers (BatchNorm's
+    rounds t, with weights :math:`w_i^t`. The updates come from the run with all clients. Buffers (BatchNorm's
     statistics) are the global model's buffers. Until the game is evaluated all values are NaN. The metric stores n + 1
     vectors of the model's size, in checkpoints too. The game needs all rounds in one place: merging parts of a run, or
     a sync between processes, raises an error.
 
-    The paper stores every client's update of every round; this metric stores each client's weighted sum over the
+    The paper stores every client's update of every round. This metric stores each client's weighted sum over the
     rounds. With ``coalition_weights="renormalized"`` the two are equal only if a client's weight is the same in all
     rounds. Otherwise (partial participation, adaptive weights) this metric renormalizes with each client's mean weight
     over the rounds, the paper with the weights of each round.
 
-    ``update`` takes ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
-    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a function ``utility`` that
-    makes the game from models, see :meth:`update`, and a ``generator``. ``compute`` returns ``[num_clients]``, in the
-    performance's unit. Use ``update``, not ``forward``, since a single round has no game of its own.
+    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``, since a single
+    round has no game of its own.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
@@ -82,7 +80,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     Args:
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
             evaluates the game of all rounds so far again after each multiple of this number. A shorter run has no
-            values; a warning before training says so.
+            values. A warning before training says so.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
@@ -153,7 +151,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         utility: Game,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Add a round's updates to the sums; after the last of ``rounds`` rounds, evaluate the game.
+        """Add a round's updates to the sums. After the last of ``rounds`` rounds, evaluate the game.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -185,15 +183,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """Make the coalition game of an artificial round in which all n clients take part.
-
-    Args:
-        round: the run's present round, whose buffers and validation set are used.
-        performance: the performance measure.
-        start: ``[P]``, the model at the start of the artificial round.
-        updates: ``[n, P]``, the clients' updates in it.
-        weighting: the weights of the updates in a coalition's model.
-    """
+    """Make the coalition game of an artificial round of all n clients' updates ``[n, P]`` from ``start [P]``."""
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters
     models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative

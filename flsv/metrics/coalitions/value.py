@@ -19,8 +19,7 @@ from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estim
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions.fold import Fold
-from flsv.metrics.coalitions.folds import FOLDS, FoldName
+from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
 from flsv.metrics.intervals import OverRounds
 from flsv.utilities.errors import ConfigurationError
 
@@ -38,11 +37,7 @@ class MeasuredMetric(ContributionMetric):
     judges: Judges
 
     def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges) -> None:
-        """Check and store the arguments ``performance``, ``mode``, ``per_class`` and ``judges`` of a subclass.
-
-        Raises:
-            ConfigurationError: the performance is unknown, or is not accuracy although values are per class.
-        """
+        """Check and store the arguments by which models are evaluated."""
         self.per_class, self.judges = per_class, judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
@@ -83,11 +78,10 @@ class MeasuredMetric(ContributionMetric):
 class CoalitionValue(MeasuredMetric):
     r"""A client's value in the coalition games of its rounds.
 
-    There are four choices: the performance measure of a coalition's model on the server's validation set; the value,
-    which weights a player's marginal contributions to coalitions of different sizes; the estimator, which selects the
-    coalitions to evaluate; and the fold, which combines the values of all rounds to one. The choices of published
-    methods are subclasses: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
-    :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`OneRoundShapley` and :class:`LeaveOneOut`.
+    There are four choices: the ``performance`` of a coalition's model, the ``value``, which weights coalitions by size,
+    the ``estimator``, which selects the coalitions to evaluate, and the ``fold`` of rounds. Published methods are
+    subclasses: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`, :class:`SurrogateFederatedShapley`,
+    :class:`DecayedShapley`, :class:`OneRoundShapley` and :class:`LeaveOneOut`.
 
     .. math::
         \phi_i = \sum_{s=0}^{k-1} \frac{q_s}{\binom{k-1}{s}} \sum_{S \subseteq C \setminus i, |S| = s}
@@ -95,15 +89,13 @@ class CoalitionValue(MeasuredMetric):
 
     with C the round's k clients, U(S) the performance of the model that is aggregated from the updates of the clients
     in S, and weights :math:`q_s` of the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`.
-    A client that does not take part in a round keeps its value; a client that never took part is NaN.
+    A client that does not take part in a round keeps its value. A client that never took part is NaN.
 
-    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` (or ``[K, M]``), a
-    ``generator``, and the ``round_index`` from 0 for folds that look at it. Inside a ``FederatedLoop`` the utility is
-    the round's coalition game; all metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in
-    the utility's unit, or ``[num_clients, num_classes]``.
+    Inside a ``FederatedLoop`` the utility is the round's coalition game. All metrics of a round share its evaluations.
+    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
-        Without validation data at the server, or with data unlike those that the model is for; with
+        Without validation data at the server, or with data unlike those that the model is for. With
         ``judges="clients"``, to pay clients who may report false scores. For published methods take the presets, whose
         options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
         :class:`GradientAgreement` there.
@@ -116,18 +108,18 @@ class CoalitionValue(MeasuredMetric):
             :class:`PartialFederatedShapley`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
         estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"``, ``"beta"`` and
-            ``"leave_one_out"`` then compute the values of these names instead); for any other value ``"exact"`` or
-            ``"permutation"``; or a function with the signature of these estimators. ``"auto"``: exact for up to 10
-            players; for more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
+            ``"leave_one_out"`` then compute the values of these names instead). For any other value ``"exact"`` or
+            ``"permutation"``, or a function with the signature of these estimators. ``"auto"``: exact for up to 10
+            players. For more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
             the Shapley value and by the estimator named after the value for others.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``; for ``"beta"`` also ``alpha`` and
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``. For ``"beta"`` also ``alpha`` and
             ``beta``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
         weighting: how a coalition's updates are averaged: ``"uniform"``, ``"samples"`` and ``"fixed"`` as for
-            :class:`PartialFederatedShapley`; ``"aggregation"``: by the weights of the round's aggregation, scaled to
-            sum to 1 inside a coalition; ``"aggregation-fixed"``: by the same weights without scaling, so that a small
+            :class:`PartialFederatedShapley`. ``"aggregation"``: by the weights of the round's aggregation, scaled to
+            sum to 1 inside a coalition. ``"aggregation-fixed"``: by the same weights without scaling, so that a small
             coalition's model moves less.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
@@ -138,9 +130,9 @@ class CoalitionValue(MeasuredMetric):
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the value, fold or weighting is unknown; the estimator does not compute the value or does
-            not take an argument; an argument of a fold is out of range; a logged name has no ``mode``; before the first
-            round: the module does not log the name.
+        ConfigurationError: the value, fold or weighting is unknown, the estimator does not compute the value or does
+            not take an argument, an argument of a fold is out of range, a logged name has no ``mode``, or before the
+            first round: the module does not log the name.
 
     Example:
         The decayed sum of Banzhaf values, from random orders of the players.
@@ -184,14 +176,7 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """Set the signature of a preset, that is a subclass that fixes some arguments of this class.
-
-        The signature has the preset's own arguments, followed by the arguments of this class that it does not fix.
-
-        Args:
-            chosen: names of the arguments that the preset fixes.
-            kwargs: further arguments of the class statement.
-        """
+        """Set a preset's signature: its own arguments, then those of this class that it does not fix (``chosen``)."""
         super().__init_subclass__(**kwargs)
         if chosen:
             own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in ("self", "kwargs")]
@@ -214,17 +199,17 @@ class CoalitionValue(MeasuredMetric):
     @property
     def prior(self) -> float | None:  # type: ignore[override]  # likewise
         """Value that samplers, aggregators and personalizers assume for a client that never took part, see
-        :meth:`Fold.prior`; None: they get NaN."""
+        :meth:`Fold.prior`. None: they get NaN."""
         return self.fold.prior(self.num_clients)
 
     @property
     def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The fold's least possible value; None if values have no lower bound."""
+        """The fold's least possible value. None if values have no lower bound."""
         return self.fold.limits[0]
 
     @property
     def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The fold's largest possible value; None if values have no upper bound."""
+        """The fold's largest possible value. None if values have no upper bound."""
         return self.fold.limits[1]
 
     @property
@@ -279,7 +264,7 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the fold's values of all rounds so far, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for
+        """Compute the fold's values of all rounds so far, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for
         a client that never took part.
         """
         value = self.fold.compute(self)

@@ -32,7 +32,7 @@ from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
 from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
-from flsv.functional.shapley.in_run import step_weights
+from flsv.functional.shapley.gradient import step_weights
 from flsv.metrics import InRunShapley
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.training.ghost import GhostProducts

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
-from flsv.attacks import MinMax
+from flsv.attacks import InnerProductManipulation
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
@@ -265,7 +265,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
             r"measure models by .*'val_hits'.*cannot be sent to them",
         ),
         ({"evaluation": ClientEvaluation(keep_trained=True)}, "models that sites have trained stay there"),
-        ({"uploads": [MinMax(clients=[0, 1])]}, "sites do not see each other's updates"),
+        ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "sites do not see each other's updates"),
     ],
 )
 def test_settings_that_remote_sites_cannot_support_are_refused(options: dict[str, Any], words: str) -> None:

@@ -19,7 +19,7 @@ from flsv.engines.remote import Packet, Site, federation
 from flsv.engines.remote.visit import visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.uploads import Quantized
+from flsv.uploads import TopK
 from helpers.sites import NAMES, Remotely, SiteData, assert_same, shapfed
 
 #: Far more noise than update: two updates with one noise have a correlation of nearly 1.
@@ -39,7 +39,7 @@ def by_length() -> ClassifierClient:
 
 
 def private(noise: float = NOISE, compressed: bool = False, **options: Any) -> FederatedLoop:
-    uploads = [GaussianPrivacy(CLIP, noise), *([Quantized(bits=4)] if compressed else [])]
+    uploads = [GaussianPrivacy(CLIP, noise), *([TopK(0.3)] if compressed else [])]
     return shapfed(uploads=uploads, aggregator=FedAvg(), metrics={}, optimizer_state="persist", **options)
 
 
@@ -244,7 +244,7 @@ class Killed(Exception):
 def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for a round again that sites have trained, from the state before it; rounding is of the secret, too."""
+    """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
     monkeypatch.setattr(federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16))  # one run's name
     make = partial(private, compressed=True, sampler=UniformSampler(2))
 

@@ -46,22 +46,13 @@ def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
         assert (estimate.stderr == 0).all()
 
 
-@pytest.mark.parametrize("n", range(3, 6))
-@pytest.mark.parametrize("name", [name for name in SAMPLED if name != "gtg"])  # which never enumerates
-def test_estimator_with_an_unreachable_target_error_returns_exact_values(name: str, n: int) -> None:
-    table = random_table(n, seed=n, columns=2)
-    estimate = SAMPLED[name](Watched(table_game(table)), n, target_stderr=1e-300, generator=rng())
-    torch.testing.assert_close(estimate.values, torch.from_numpy(reference_shapley(table)))
-    assert estimate.evaluations == 2**n
-    assert (estimate.stderr == 0).all()
-
-
 @pytest.mark.parametrize("name", slow_except(set(UNBIASED) - {"surrogate"}, UNBIASED))
 def test_sampled_values_are_unbiased(name: str) -> None:
-    table = random_table(6, seed=16)
-    values = torch.stack([UNBIASED[name](table_game(table), 6, budget=40, generator=rng(s)).values for s in range(200)])
+    table, draws = random_table(6, seed=16), 100 if name == "surrogate" else 200
+    estimate = partial(UNBIASED[name], table_game(table), 6, budget=40)
+    values = torch.stack([estimate(generator=rng(seed)).values for seed in range(draws)])
     error = values.mean(dim=0) - torch.from_numpy(reference_shapley(table))
-    assert (error.abs() <= 4 * values.std(dim=0) / 200**0.5 + 1e-12).all()
+    assert (error.abs() <= 4 * values.std(dim=0) / draws**0.5 + 1e-12).all()
 
 
 @pytest.mark.slow
@@ -87,7 +78,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
-    for keywords in ({}, {"budget": 2}, {"target_stderr": 0.1}):
+    for keywords in ({}, {"budget": 2}):
         estimate = ESTIMATORS[name](lambda masks: masks[:, 0].double() * 3 + 1, 1, generator=rng(), **keywords)
         assert estimate.values.tolist() == [3.0]
         assert estimate.evaluations == 2
@@ -95,7 +86,7 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [7, 40, 100])
+@pytest.mark.parametrize("n", [7, 40])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
     weights = torch.rand(n, generator=rng(), dtype=torch.float64)
@@ -134,17 +125,6 @@ def test_estimators_draw_from_their_generator_only(name: str) -> None:
     before = torch.get_rng_state()
     SAMPLED[name](utility, 8, budget=80, generator=rng())
     assert torch.equal(torch.get_rng_state(), before), "touched the global generator"
-
-
-@pytest.mark.parametrize("name", [*SAMPLED, "banzhaf", "beta"])
-def test_target_standard_error_stops_early(name: str) -> None:
-    table = accuracy_table(9)
-    estimator = {**ESTIMATORS, **SAMPLED}[name]
-    loose = estimator(table_game(table), 9, target_stderr=0.05, budget=450, generator=rng())
-    assert (loose.stderr <= 0.05).all()
-    assert loose.evaluations < 200
-    with pytest.raises(ConfigurationError, match=r"target_stderr=0.*above 0"):
-        estimator(table_game(table), 9, target_stderr=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])

@@ -12,8 +12,7 @@ from flsv.functional import (
     interval_over_seeds,
 )
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
-from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
-from flsv.functional.shapley.surrogate import fit_surrogate
+from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
 
 
 def game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

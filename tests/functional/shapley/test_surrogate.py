@@ -8,19 +8,22 @@ import torch
 from functional.shapley.games import accuracy_table, random_table, rng, table_game
 
 from flsv.functional import exact_shapley, surrogate_shapley
-from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
-from flsv.functional.shapley.kernels import (
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.stratified import LayeredSample
+from flsv.functional.shapley.surrogate import (
+    CONSTANT,
+    SURROGATES,
+    AdjustedEstimator,
     Kernel,
     averaged_membership,
+    fit_surrogate,
     gaussian,
     gram,
     kernel_shapley,
     membership,
     pairs,
 )
-from flsv.functional.shapley.layers import LayeredSample
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.surrogate import CONSTANT, SURROGATES, AdjustedEstimator, fit_surrogate
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
@@ -58,7 +61,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
     n, table = 7, random_table(7, seed=2)
     game, sample = MemoizedGame(table_game(table), n), LayeredSample(n, paired=True, generator=rng(5))
-    sample.grow(24)
+    sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
     values, _ = AdjustedEstimator(fit, 1)(game, sample)
 

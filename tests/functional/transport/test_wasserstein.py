@@ -1,4 +1,4 @@
-"""Exact distances against POT, and contribution shares."""
+"""Exact transport against SciPy and POT, and points on the geodesic."""
 
 import ot
 import pytest
@@ -6,7 +6,9 @@ import torch
 from functional.transport.samples import labeled
 
 from flsv.functional import (
+    TransportClient,
     contribution_shares,
+    interpolating_measure,
     label_augmented_cost,
     wasserstein_distance,
 )
@@ -33,3 +35,19 @@ def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
     assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
     with pytest.raises(ConfigurationError, match="at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))
+
+
+def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic() -> None:
+    t, (x, _), (x2, _) = 0.25, labeled(0), labeled(1)
+    whole, gamma = wasserstein_distance(x, x2), interpolating_measure(x, x2, t=t)
+    torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
+    torch.testing.assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)
+
+
+def test_interpolation_of_unequal_sizes_moves_the_first_side() -> None:
+    """Equation 6, with the plan written out: 4 points to 2, in order on the line."""
+    x, x2 = torch.tensor([[3.0], [0.0], [2.0], [1.0]]), torch.tensor([[10.0], [20.0]])
+    answered, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
+    torch.testing.assert_close(answered, torch.tensor([[5.25], [11.25]]))
+    moved = interpolating_measure(x, x2)
+    torch.testing.assert_close(moved, torch.tensor([[11.5], [5.0], [11.0], [5.5]]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.clipping import capped_samples, length_factors, scale_updates
+from flsv.filters.caps import capped_samples, length_factors, scale_updates
 
 
 @pytest.mark.parametrize("cap", [0.5, 1.25])

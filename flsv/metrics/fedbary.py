@@ -1,6 +1,6 @@
-"""WassersteinContribution: the distance of each client's data from the server's, in features of the current model.
+"""FedBary's metrics: the distance of each client's data from the server's, and its share of samples not suspicious.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.2.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.core import Client, LocalData
+from flsv.core import Client, LocalData, map_clients
 from flsv.functional import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
-from flsv.valuation import FedBary, Valuation
+from flsv.valuation import FedBary, Valuation, keep_pictures
 from flsv.valuation.features import Features
 
 
@@ -27,36 +27,34 @@ class WassersteinContribution(ContributionMetric):
 
     with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, if there
     is none, the barycenter of the round's clients. Server and clients compute it together, and send only interpolated
-    points and distances; no coalition is evaluated, and the cost is linear in the number of clients.
+    points and distances. No coalition is evaluated, and the cost is linear in the number of clients.
 
-    As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
-    ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part or have no
-    samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
-    round keeps its last distance. Features of the model change their scale from round to round, so compare only
-    distances of the same round.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen. NaN for clients that never took
+    part or have no samples. ``diagnostics`` returns the distances, in units of the features. A client that does not
+    take part in a round keeps its last distance. Features of the model change their scale from round to round, so
+    compare only distances of the same round.
 
     When not to use it:
-        To value the effect of data on training: it compares samples, not models. With images and no good features;
-        where clients may send made-up summaries, which nothing checks.
+        To value the effect of data on training: it compares samples, not models. With images and no good features.
+        Where clients may send made-up summaries, which nothing checks.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
-        support: the number of points that clients and server exchange; None: 100, or as many as the client with the
+        support: the number of points that clients and server exchange. None: 100, or as many as the client with the
             fewest samples can send without revealing them, see :class:`flsv.valuation.FedBary`.
         iterations: the number of exchanges between the server and each client.
-        label_weight: the weight of the label term in the distance; 0: no label term.
+        label_weight: the weight of the label term in the distance. 0: no label term.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"`` or ``"full"``.
-        every: compute distances every ``every`` rounds; 0: once for every client, which is enough for features that
+        every: compute distances every ``every`` rounds. 0: once for every client, which is enough for features that
             need no model.
         allow_reconstruction: whether to allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an argument is out of range, or clients have too few samples for the support; at an update:
-            clients have different features.
+        ConfigurationError: an argument is out of range, or clients have too few samples for the support, or at an
+            update: clients have different features.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
@@ -136,10 +134,10 @@ class WassersteinContribution(ContributionMetric):
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             clients: these clients, in the same order.
-            server_data: the server's data; None: the target is the clients' barycenter.
+            server_data: the server's data. None: the target is the clients' barycenter.
             global_vector: ``[P]``, the global model, for features that need it.
             round_index: the round's index, from 0.
-            generator: the random generator of the start points; None: torch's default.
+            generator: the random generator of the start points. None: torch's default.
         """
         self._check_asked(client_ids, clients)
         if self.every:
@@ -165,3 +163,86 @@ class WassersteinContribution(ContributionMetric):
         """Return ``distance``, each client's last distance from the validation set or the barycenter,
         ``[num_clients]``."""
         return {"distance": self.distances.clone()}
+
+
+class CalibratedOTGradient(WassersteinContribution):
+    r"""The share of a client's samples that are not suspicious.
+
+    The calibrated gradient g_l of a client's sample l is the rate at which the Wasserstein distance between the
+    client's and the server's data grows if the sample gets more weight: *positive means harmful*.
+
+    .. math::
+        g_l = f_l - \frac{1}{m - 1} \sum_{j \ne l} f_j
+
+    with m the number of the client's samples, and f_l the dual potential of sample l in the optimal transport to the
+    points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
+    contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
+    the client, which reads them by ``client.ask(flsv.valuation.sample_values)``, and so does a picture of the most
+    harmful images. The client sends only the number of flagged samples and a histogram, which ``flsv value`` draws.
+
+    The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
+    ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
+    distances and the shares of flagged samples.
+
+    When not to use it:
+        For payment: it counts samples that look unlike the server's samples, among them rare correct samples. With few
+        samples per client, where it flags nearly as many correct as wrong samples.
+
+    Args:
+        rule: the rule by which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the
+            paper's rule, which flags about half of a clean client's samples.
+        pictures: the number of images in each client's picture of harmful samples. 0: no picture.
+
+    Example:
+        >>> from flsv.valuation import clients_of, sample_values, server_of
+        >>> x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+        >>> y = torch.zeros(100, dtype=torch.long)
+        >>> bad = x[100:200].clone()
+        >>> bad[:20] += 9
+        >>> clients = clients_of([(x[:100], y), (bad, y)])
+        >>> metric = CalibratedOTGradient(num_clients=2, features="pixels")
+        >>> metric.update(torch.arange(2), clients, server_of(x[200:], y))
+        >>> metric.compute()[1]
+        tensor(0.8000)
+        >>> clients[1].ask(sample_values).flagged.nonzero().max()
+        tensor(19)
+    """
+
+    unit = "share of samples not flagged"
+    sign = "from 0 to 1, more is better: 1 where no sample is suspicious."
+    to_pay_by = False
+    plot_upper_bound = 1.0
+    judges = True
+
+    flagged: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        rule: str = "outlier",
+        pictures: int = 16,
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.pictures = pictures
+        super().__init__(num_clients, options=dict(rule=rule, **(options or {})), **kwargs)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        super().init_states(num_clients, num_classes)
+        self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+
+    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
+        super()._take(clients, valuation)
+        self.flagged = self.flagged.clone()
+        self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
+        map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
+
+    def compute(self) -> Tensor:
+        """Compute 1 minus each client's share of flagged samples, ``[num_clients]``. NaN for clients that never took
+        part."""
+        return 1 - self.flagged
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return ``distance``, each client's last Wasserstein distance as in :class:`WassersteinContribution`, and
+        ``flagged``, its share of flagged samples, both ``[num_clients]``."""
+        return {**super().diagnostics(), "flagged": self.flagged.clone()}

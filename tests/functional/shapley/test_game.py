@@ -4,7 +4,7 @@ import pytest
 import torch
 from functional.shapley.games import Watched, rng
 
-from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 65])

@@ -1,0 +1,210 @@
+"""FedOpt: the step of a round as a gradient for an optimizer at the server, and FedAvgM, FedAdam and FedYogi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flsv.aggregation.fedavg import FedAvg
+from flsv.core import ClientMatrix, Round
+from flsv.core.strategy import Contributions, FederationInfo
+from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.errors import ConfigurationError
+
+
+class ServerOptimizer(FedAvg):
+    """Aggregator whose optimizer takes a step along the clients' mean update.
+
+    With Delta that update, the optimizer gets the gradient -Delta at the global model (Reddi et al., "Adaptive
+    Federated Optimization", ICLR 2021, Algorithm 1). Buffers have no gradient, and are averaged.
+
+    The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
+    optimizer's learning rate takes the place of ``server_lr``. The clients' updates, which metrics read, are the same
+    as with FedAvg. The round's ``server_vector`` and ``server_update`` include the optimizer's step.
+
+    Args:
+        optimizer: function that makes an optimizer of a list of tensors, such as
+            ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``. In a configuration file, an optimizer's ``class_path``
+            and ``init_args``.
+        weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
+
+    Raises:
+        ConfigurationError: the optimizer cannot be constructed with its arguments.
+
+    Example:
+        >>> from functools import partial
+        >>> ServerOptimizer(partial(torch.optim.SGD, lr=1.0)).optimizer([torch.zeros(2)]).defaults["lr"]
+        1.0
+    """
+
+    saved = ("_moments",)
+
+    def __init__(
+        self,
+        optimizer: Callable[[Iterable], Optimizer],
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(weighting)
+        self.optimizer = optimizer
+        try:
+            self._defaults = optimizer([torch.zeros(1)]).defaults
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{type(self).__name__}: its optimizer cannot be made: {error}") from error
+        self._moments: dict[Any, Any] = {}
+        self._next: dict[Any, Any] = {}
+
+    def begin(self, federation: FederationInfo) -> None:
+        self._moments = {}
+
+    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+        weights = self.weights(round, contributions).to(round.client_vectors)
+        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are the next model's
+        # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
+        # FedAvg.
+        moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
+        point = torch.nn.Parameter(vector[:cut].copy_(round.global_vector[:cut]))  # the step is taken in place
+        point.grad = moves.combine(weights, cut).neg_()
+        optimizer = self.optimizer([point])
+        groups = optimizer.state_dict()["param_groups"]
+        # A copy, since the round may still fail.
+        optimizer.load_state_dict({"state": deepcopy(self._moments), "param_groups": groups})
+        optimizer.step()
+        self._next = optimizer.state_dict()["state"]
+        return vector, weights
+
+    def end_round(self, round: Round) -> None:
+        self._moments = self._next
+
+    def __repr__(self) -> str:
+        if type(self) is not ServerOptimizer:
+            return super().__repr__()
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._defaults.items())
+        name = type(self.optimizer([torch.zeros(1)])).__name__
+        return f"ServerOptimizer({name}({arguments}), weighting={self.weighting!r})"
+
+
+class FedAvgM(ServerOptimizer):
+    """FedAvg with server momentum (Hsu, Qi and Brown 2019, section 4.3). With x the global model and Delta the clients'
+    mean update, v <- momentum v + Delta, then x <- x + lr v.
+
+    Args:
+        lr: the server's learning rate. In the paper 1, and below 1 if the momentum is 0.7 or more.
+        momentum: the momentum, in [0, 1).
+        weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+
+    Example:
+        >>> FedAvgM(momentum=0.7)
+        FedAvgM(momentum=0.7)
+    """
+
+    def __init__(
+        self, lr: Positive = 1.0, momentum: Momentum = 0.9, weighting: Literal["samples", "uniform"] = "samples"
+    ) -> None:
+        self.lr = lr
+        self.momentum = momentum
+        super().__init__(self._sgd, weighting)
+
+    def _sgd(self, params: Iterable) -> Optimizer:
+        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
+
+
+#: Number of entries that :class:`AdaptiveServer` updates at a time, to bound the memory of intermediate results.
+PIECE = 2**20
+
+
+class FedAdam(ServerOptimizer):
+    """FedAvg with the optimizer Adam at the server, see :class:`AdaptiveServer`.
+
+    Args:
+        lr: eta, the server's learning rate.
+        beta1: decay of the moving average of updates, in [0, 1).
+        beta2: decay of the moving average of squared updates, in [0, 1).
+        tau: constant in the denominator of the step. The smaller, the more adaptive. It should be about the size of an
+            entry of the clients' mean update.
+        weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+
+    Example:
+        >>> FedAdam(lr=0.03)
+        FedAdam(lr=0.03)
+    """
+
+    rule: Literal["adam", "yogi"] = "adam"
+
+    def __init__(
+        self,
+        lr: Positive = 0.01,
+        beta1: Momentum = 0.9,
+        beta2: Momentum = 0.99,
+        tau: Positive = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        self.lr = lr
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.tau = tau
+        super().__init__(self._adaptive, weighting)
+
+    def _adaptive(self, params: Iterable) -> Optimizer:
+        return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
+
+
+class FedYogi(FedAdam):
+    """FedAvg with the optimizer Yogi at the server, see :class:`AdaptiveServer`. The arguments are the same as for
+    :class:`FedAdam`.
+
+    Example:
+        >>> FedYogi()
+        FedYogi()
+    """
+
+    rule: Literal["adam", "yogi"] = "yogi"
+
+
+class AdaptiveServer(Optimizer):
+    """Optimizer of Reddi et al., Algorithm 2, for the server's steps."""
+
+    # Unlike torch.optim.Adam it has no bias correction, and v starts at tau^2. The paper's FedAdagrad is
+    # torch.optim.Adagrad(initial_accumulator_value=tau**2, eps=tau) in a ServerOptimizer.
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        rule: Literal["adam", "yogi"] = "adam",
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take the server's step of one round."""
+        for group in self.param_groups:
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, group["tau"] ** 2)
+                # In pieces, so that intermediate results do not need the memory of a model.
+                pieces = (torch.atleast_1d(each).split(PIECE) for each in (x, x.grad, state["m"], state["v"]))
+                for point, gradient, m, v in zip(*pieces):
+                    square = gradient.square()
+                    m.lerp_(-gradient, 1 - group["beta1"])
+                    if group["rule"] == "adam":
+                        v.lerp_(square, 1 - group["beta2"])
+                    else:
+                        v.addcmul_(square, (v - square).sign_(), value=group["beta2"] - 1)
+                    point.addcdiv_(m, v.sqrt().add_(group["tau"]), value=group["lr"])

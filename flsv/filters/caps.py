@@ -1,0 +1,114 @@
+"""NormCap and SampleCap: bounds on what a client claims, the length of its update and its number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from flsv.filters.base import Cohort, UpdateFilter
+from flsv.functional.distances import distances
+from flsv.personalization import Personalizer
+from flsv.utilities.errors import ConfigurationError
+
+
+def length_factors(norms: Tensor, cap: float) -> Tensor:
+    """Compute the factors ``[k]`` in (0, 1] that bound lengths ``[k]`` by ``cap`` times their median."""
+    # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
+    # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
+    # move at will.
+    norms = norms.detach().cpu().double()
+    known = (norms > 0) & norms.isfinite()
+    factors = torch.ones_like(norms)
+    if known.any():
+        factors[known] = (cap * norms[known].quantile(0.5) / norms[known]).clamp_max(1)
+    return factors
+
+
+def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
+    """Bound numbers of samples ``[k]`` by ``cap`` times their median, rounded up."""
+    if cap is None or not len(num_samples):
+        return num_samples
+    bound = (cap * num_samples.double().quantile(0.5)).ceil()
+    return num_samples.clamp_max(bound.to(num_samples.dtype))
+
+
+def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
+    """Multiply the updates of models ``[k, P]`` from their start by factors ``[k]``. Buffers after ``end`` stay."""
+    changed = (factors != 1).nonzero().flatten().tolist()
+    if not changed:
+        return rows
+    result, starts = rows.clone(), start.expand_as(rows)
+    for i in changed:
+        own = starts[i, :end]
+        result[i, :end].sub_(own).mul_(float(factors[i])).add_(own)
+    return result
+
+
+class NormCap(UpdateFilter):
+    """Filter that shortens updates longer than a bound and keeps their direction.
+
+    The filter limits the influence of a client that multiplies its update, see :mod:`flsv.filters.caps`. It
+    cannot be combined with a personalizer, or with a metric for which clients evaluate models on their own samples.
+
+    Args:
+        cap: the greatest length of an update, as a multiple of the median length in the cohort.
+
+    Raises:
+        ConfigurationError: the cap is not positive, or the loop has a personalizer or such a metric.
+
+    Example:
+        >>> NormCap(1.25)
+        NormCap(cap=1.25)
+    """
+
+    excludes = False
+    compares = "lengths of updates"
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+        self.cap = cap
+
+    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+        super().check(personalizer, evaluating)
+        if evaluating:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}]): metrics {list(evaluating)} let clients take their own updates out "
+                "of the aggregate, in which they may be shorter than they know. Leave one of them out."
+            )
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        starts = [start for start in cohort.starts if start is not None]
+        if len(starts) < len(cohort.updates):
+            raise RuntimeError("updates have a known length only if the server knows all start points.")
+        cut = cohort.num_parameters
+        origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
+        factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
+        return replace(cohort, matrix=scale_updates(cohort.matrix, origin, factors, cut))
+
+
+class SampleCap(UpdateFilter):
+    """Filter that caps the numbers of samples that clients report, see :mod:`flsv.filters.caps`.
+
+    Args:
+        cap: the greatest number of samples, as a multiple of the cohort's median number. The product is rounded up to
+            an integer.
+
+    Raises:
+        ConfigurationError: the cap is not positive.
+
+    Example:
+        >>> SampleCap(1.25)
+        SampleCap(cap=1.25)
+    """
+
+    excludes = False
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+        self.cap = cap
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        return replace(cohort, num_samples=capped_samples(cohort.num_samples, self.cap))
