@@ -36,7 +36,8 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import assert_same, fit
+from helpers.fits import fit
+from helpers.loops_by_hand import assert_same
 from helpers.models import Plain, network
 
 

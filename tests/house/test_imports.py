@@ -72,7 +72,7 @@ def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.M
     with pytest.raises(ConfigurationError, match="not installed: pip install timm"):
         build_network(name, 3, (3, 32, 32))
     assert build_network("torchvision:resnet18", 3, (3, 32, 32)).fc.out_features == 3
-    with pytest.raises(ConfigurationError, match="none of torchvision's networks"):
+    with pytest.raises(ConfigurationError, match="Unknown network 'torchvision:nonsense'"):
         build_network("torchvision:nonsense", 3, (3, 32, 32))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from replay.plain import CLIENTS, Batches, PlainRound, Rule, Send, Train, replay, sgd
+from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
 from torch import Tensor, nn
 
 from flsv.aggregation import (

@@ -110,7 +110,7 @@ BASES = {
 
 #: That train federations.
 IN_FITS = (
-    *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal"),
+    *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal", "resumes_in_a_fit"),
     *("state_is_saved", "sides_are_apart", "weights_are_given"),
 )
 
