@@ -9,7 +9,6 @@ any folder work in the same way.
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import logging
 import os
@@ -233,9 +232,7 @@ def federation(name: str, root: str | None = None) -> Federation:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
-        near = difflib.get_close_matches(name, names(), 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.{hint}")
+        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)
     try:

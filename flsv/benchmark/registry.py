@@ -7,7 +7,6 @@ Baselines are numbers of samples, training losses, and values that are computed 
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -23,7 +22,6 @@ import yaml
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import metrics
 from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
 from flsv.data import FederatedDataModule
@@ -270,15 +268,8 @@ def _located(path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"there is no metric {path!r} ({error}): expected one of {', '.join(METRICS)}, or the path of a class, "
-            f"such as my_package.MyMetric.{_did_you_mean(path)}"
+            "such as my_package.MyMetric."
         ) from error
-
-
-def _did_you_mean(wrong: str) -> str:
-    """Return a suggestion for a misspelt metric, as the end of a message: a name in the registry, or a class."""
-    known = {**{name: name for name in METRICS}, **{kind: f"flsv.metrics.{kind}" for kind in metrics.__all__}}
-    near = difflib.get_close_matches(wrong.rpartition(".")[2], known, 1)
-    return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def entry(name: str) -> tuple[str, Entry]:

@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +25,6 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
-from flsv.cli.configs import check_checkpoint
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
@@ -73,15 +71,12 @@ class FederatedCLI(LightningCLI):
 
     Args:
         quiet: whether to print nothing about where the results are.
-        loaded: function that is called when all modules are imported and the arguments are parsed.
         arguments: positional arguments of ``LightningCLI``.
         options: keyword arguments of ``LightningCLI``.
     """
 
-    def __init__(
-        self, *arguments: Any, quiet: bool = False, loaded: Callable[[], None] = lambda: None, **options: Any
-    ) -> None:
-        self.quiet, self._loaded = quiet, loaded
+    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
+        self.quiet = quiet
         given = options.get("args")
         self._asked = next(iter(sys.argv[1:] if given is None else given), None)
         self._new_folder: Path | None = None
@@ -104,11 +99,6 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments as LightningCLI does, then call ``loaded``."""
-        super().parse_arguments(parser, args)
-        self._loaded()
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options is null."""
@@ -223,8 +213,8 @@ class FederatedCLI(LightningCLI):
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path uses the initial weights.", stacklevel=2)
-        elif config.ckpt_path is not None:
-            check_checkpoint(config.ckpt_path)
+        elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
+            raise ConfigurationError(f"there is no checkpoint {config.ckpt_path}.")  # one with a colon is a URL
         if self.subcommand != "fit":
             self._leave_no_run(config)
 
@@ -252,16 +242,13 @@ class FederatedCLI(LightningCLI):
             print(f"Predictions: {self.written.where}")
 
 
-def make_cli(
-    args: list[str] | None = None, run: bool = True, quiet: bool = False, loaded: Callable[[], None] = lambda: None
-) -> FederatedCLI:
+def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
     """Parse a command line, build the objects that it describes and, with ``run``, run its subcommand.
 
     Args:
         args: the arguments; default: those of the process. Without ``run`` they contain no subcommand.
         run: whether to run the subcommand.
         quiet: whether to print neither where weights come from nor where results are.
-        loaded: function that is called when all modules are imported and the arguments are parsed.
     """
     return FederatedCLI(
         L.LightningModule,
@@ -276,5 +263,4 @@ def make_cli(
         save_config_kwargs={"save_to_log_dir": False},
         args=args,
         quiet=quiet,
-        loaded=loaded,
     )
