@@ -25,8 +25,7 @@ from flsv.cli.saved_run import dealt_once
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
-from flsv.results.files import RUNS
-from flsv.results.folder import FolderLock, run_folder
+from flsv.results.folder import RUNS, FolderLock, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import numbers, percent, with_intervals
 from flsv.utilities.csv_files import save_table

@@ -60,8 +60,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000")
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
-    from flsv.report.basis import basis_of
-    from flsv.report.front import fitness
+    from flsv.report.basis import basis_of, fitness
     from flsv.report.shares import shares_file
     from flsv.results.terminal import width
 

@@ -15,7 +15,7 @@ from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.games.performance import Judges
-from flsv.results.files import CONFIG, RECORD, find_config_of
+from flsv.results.folder import CONFIG, RECORD, find_config_of
 from flsv.utilities.errors import ConfigurationError
 
 #: Sections of a saved configuration that define a federation.

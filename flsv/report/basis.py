@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flsv.report.reading import Run, over_seeds
-from flsv.results.text import WORDS, joined, nearest_first, titled
+from flsv.results.text import WORDS, joined, nearest_first, percent, small_gain, titled
 from flsv.utilities.csv_files import NAN, read_rows
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
@@ -198,6 +199,45 @@ def _retrained(run: Run) -> Basis:
         majority=first["majority"],
         coalitions=WORDS["trainings"].get(first.get("trainings"), ""),
     )
+
+
+#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
+MOSTLY = 0.7
+#: Verdicts on values that may become a basis for payment.
+PAYABLE = ("unfinished", "metric", "one_class", "one_seed", "judged", "seeds")
+
+
+def verdict(run: Run, basis: Basis) -> str:
+    """Return the name of the sentence on whether the values of ``basis`` are suitable for payment: of the first thing
+    that speaks against it, or ``"judged"`` or ``"seeds"`` if nothing does."""
+    reasons = {
+        "rounds": "of_rounds" in run.record,
+        "unsuitable": not basis.to_pay_by,
+        "ranking": basis.ranks_only,
+        "unfinished": not run.ended and basis.key != RETRAINED,
+        "metric": not basis.trained,
+        "one_class": basis.majority >= MOSTLY,
+        "one_seed": basis.seeds == 1,
+        "judged": basis.judged,
+    }
+    return next((name for name, here in reasons.items() if here), "seeds")
+
+
+def fitness(run: Run, basis: Basis) -> str:
+    """Return a sentence on whether the values of ``basis`` are suitable as a basis for payment, and one on a small
+    gain."""
+    name = verdict(run, basis)
+    facts = {
+        "rounds": run.record.get("of_rounds"),
+        "unsuitable": basis.key,
+        "one_class": percent(basis.majority),
+    }
+    return " ".join([WORDS["fitness"][name].format(facts.get(name, basis.seeds)), *small_gain_of(basis)])
+
+
+def small_gain_of(basis: Basis) -> list[str]:
+    """Return the sentence of :func:`flsv.results.text.small_gain` if the values come from trained coalitions."""
+    return small_gain(basis.by, math.fsum(x for x in basis.values if x == x)) if basis.trained else []
 
 
 def by_partners(by: str) -> bool:

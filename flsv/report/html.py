@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flsv.results.text import number
+from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.results.text import WORDS, number, titled
 from flsv.utilities.charts import shortened_name
 
 #: Largest number of columns of a heatmap with numbers in its cells.
@@ -29,35 +30,14 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_templates.filters["titled"] = titled
 _parts: Any = _templates.get_template("parts.html").module
 
 
-def to_html(page: Mapping[str, Any]) -> str:
-    """Return the HTML file for a page: a mapping with its title, subtitle, and the sections of its front and
-    appendix."""
-    return _templates.get_template("report.html").render(page)
-
-
-def section(title: str, *parts: Markup | str | Sequence[str] | None) -> Markup:
-    """Return a heading with ``parts`` below it: texts become paragraphs, sequences become lists; "" if there are no
-    parts."""
-    return _parts.section(title, [_block(part) for part in parts if part]) if any(parts) else Markup("")
-
-
-def _block(part: Markup | str | Sequence[str]) -> Markup:
-    if isinstance(part, Markup):
-        return part
-    return _parts.paragraph(part) if isinstance(part, str) else _parts.bullets(part)
-
-
-def warning(text: str) -> Markup:
-    """Return the text as a paragraph that is set off as a warning."""
-    return _parts.paragraph(text, "warning")
-
-
-def command(text: str) -> Markup:
-    """Return a shell command as HTML from which it can be copied."""
-    return _parts.command(text)
+def render(template: str, **content: Any) -> str:
+    """Return the HTML file for a page: a template of this package with its ``content``."""
+    known = {"words": WORDS, "BRACKETS": BRACKETS, "table": table}
+    return _templates.get_template(template).render(known | content)
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:

@@ -16,7 +16,7 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.confidence import half_width
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.metrics.intervals import LEVEL
-from flsv.results.files import RECORD, RETRAINED, RUNS, find_contributions
+from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy

@@ -14,10 +14,9 @@ import pytest
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import Basis
+from flsv.report.basis import Basis, verdict
 from flsv.report.certainty import moved, moved_by_seeds
-from flsv.report.front import verdict
-from flsv.results.text import WORDS, shares_in
+from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
 from helpers.runs import at_fault, make_game, make_run, repeated, retold
@@ -40,17 +39,6 @@ def test_values_are_called_suitable_only_if_nothing_speaks_against_payment(tmp_p
     assert suitable == [({}, True, False, True, False, 3), ({}, True, False, True, True, 3)]
     retrained = replace(here, key="retrained", ranks_only=False, majority=NAN)
     assert verdict(replace(run, record=told), retrained) == "judged"  # the run itself may go on
-
-
-def test_every_sentence_of_the_pages_is_used() -> None:
-    source = "".join(path.read_text() for path in Path(__file__).parents[2].glob("flsv/report/*.py"))
-    unused = [
-        name
-        for section in ("front", "page", "fitness")
-        for name in WORDS[section]
-        if not re.search(f"[\"']{name}[\"']", source)
-    ]
-    assert not unused
 
 
 def retrained(folder: Path, by: str = "accuracy", seeds: str = "0 1 2", majority: float = 0.2) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from flsv.report.fitness import DRAWN, EVERYBODY, misallocated
+from flsv.report.certainty import DRAWN, EVERYBODY, misallocated
 
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 
