@@ -243,7 +243,7 @@ PATIENCE = 0.5
 #: Characters that Rich's bar needs beside the logged values; and the terminal's width below which it shows no times.
 _BESIDE, NARROW = 60, 100
 #: Methods of a progress bar that are replaced during a fit.
-_REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
+_REPLACED = ("get_metrics", "_get_train_description", "_init_progress")
 #: Least number of seconds between two updates of this number.
 PAUSE = 0.1
 
@@ -285,43 +285,29 @@ class Terminal(Sink):
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
-        """Make the bar show the round in place of the epoch, and return True; return False for a bar that cannot."""
+        """Make Rich's bar show the round in place of the epoch, on one line; return False for another bar."""
         bar: Any = self._bar
-        of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
-        if of_rich:
-            bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
-            add_progress = bar._init_progress
+        if not isinstance(bar, RichProgressBar):
+            return False
+        bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
+        add_progress = bar._init_progress
 
-            def on_one_line(trainer: L.Trainer) -> None:
-                add_progress(trainer)
-                if bar.progress is None:
-                    return
-                *columns, logged = bar.progress.columns
-                wide = bar.progress.console.width
-                if wide < NARROW:  # the number that a person looks for is worth more than times
-                    columns = [
-                        each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)
-                    ]
-                    bar.progress.columns = (*columns, logged)
-                for column in columns:
-                    if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
-                        column._table_column = Column(no_wrap=True)
-                logged._table_column = Column(
-                    no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20)
-                )
+        def on_one_line(trainer: L.Trainer) -> None:
+            add_progress(trainer)
+            if bar.progress is None:
+                return
+            *columns, logged = bar.progress.columns
+            wide = bar.progress.console.width
+            if wide < NARROW:  # the number that a person looks for is worth more than times
+                columns = [each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)]
+                bar.progress.columns = (*columns, logged)
+            for column in columns:
+                if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
+                    column._table_column = Column(no_wrap=True)
+            logged._table_column = Column(no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20))
 
-            bar._init_progress = on_one_line
-        if of_tqdm:
-            make = bar.init_train_tqdm
-
-            def with_round() -> Any:
-                made = make()
-                describe = made.set_description
-                made.set_description = lambda *_: describe(self._round(self._trainer.current_epoch))
-                return made
-
-            bar.init_train_tqdm = with_round
-        return of_rich or of_tqdm
+        bar._init_progress = on_one_line
+        return True
 
     def _round(self, index: int) -> str:
         rounds = self._trainer.max_epochs
