@@ -91,11 +91,7 @@ class Federation:
     root: str | None = None
 
     def check(self) -> None:
-        """Check before training that data, module, attacks and performance can be created.
-
-        Raises:
-            ConfigurationError: one of these cannot be created; the message says why and what to do.
-        """
+        """Check before training that data, module, attacks and performance can be created."""
         clients = len(self.num_samples)
         for kind, bad in self.bad.items():
             if beyond := [client for client in bad if client >= clients]:
@@ -251,16 +247,7 @@ def names(which: str | None = None) -> list[str]:
 
 
 def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Read federations given by names, sets and files; leave out those whose data do not exist.
-
-    Args:
-        given: names or files of federations, see :func:`federation`, or names of sets.
-        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
-        say: function that is called with a message for each federation that is left out.
-
-    Raises:
-        ConfigurationError: no federation is left.
-    """
+    """Return federations given by names, sets and files; ``say`` which are left out for lack of data."""
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
     for name in dict.fromkeys(wanted):

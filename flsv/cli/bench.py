@@ -89,16 +89,14 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return ``{name: entry}`` of the metrics ``names``. If one of them is the user's own, add the package's
-    :data:`BASELINES` to compare it with."""
+    """Return ``{name: entry}`` of the metrics ``names``, and of :data:`BASELINES` if one is the user's own."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return ``{name: (federation, truth)}`` of the requested federations; the truth has the clients' retrained Shapley
-    values. Check all of the user's own federations before the first coalition is trained."""
+    """Return ``{name: (federation, truth)}`` of the requested federations."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -107,8 +105,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the truth of a federation, the clients' retrained Shapley values. The package has the truth of its own
-    federations; for any other federation, first train the coalitions, unless ``out`` has their results already."""
+    """Return the packaged truth, or train the coalitions of a federation that is not the package's."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -147,8 +144,8 @@ def _report(
 
 
 def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
-    """Return ``{metric: cost}``, measured in the federation :data:`COSTS_IN`. Only if that
-    federation was not requested and the user has one of their own, measure the costs in that."""
+    """Return ``{metric: cost}``, measured in :data:`COSTS_IN`, or in a federation of the user's own if only such were
+    requested."""
     own = [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
 

@@ -28,16 +28,7 @@ def packaged_names() -> list[str]:
 
 
 def find_config(given: str) -> Path:
-    """Return the file that a ``--config`` refers to.
-
-    An existing file has precedence, first the path ``given``, then ``given`` with ``.yaml`` added. So a copy that
-    ``flsv init`` has made is used in place of the packaged file. A text that ends in ``.yaml`` is always a path.
-
-    Args:
-        given: a path, or a name of :func:`packaged_names`.
-
-    Raises:
-        ConfigurationError: there is neither such a file nor such a name; the message lists the five most similar names.
+    """Return the file of a ``--config``: an existing path, one with ``.yaml`` added, or a packaged configuration.
 
     Example:
         >>> find_config("scenarios/guo_noisy").name
@@ -72,11 +63,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> Any:
-    """Return the content of a YAML file; None if it is not valid YAML, which the parser reports later.
-
-    Raises:
-        ConfigurationError: the file is not UTF-8 text, or a key occurs twice in a mapping; the message names the place.
-    """
+    """Return the content of a YAML file; None if it is not valid YAML, which the parser reports later."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:

@@ -59,15 +59,8 @@ _GO_ON = ", a fit that has saved a checkpoint with --ckpt_path last."
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        args: the arguments; by default those of the process.
-
-    Returns:
-        The exit status: 0 after success; 2 for a configuration that cannot work; 1 if a file cannot be written or has
-        vanished, or a metric fails in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
-    """
+    """Run the command line, and return the exit status: 2 for a configuration that cannot work, 130 after Ctrl-C, 143
+    after SIGTERM."""
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
@@ -111,11 +104,7 @@ def _failed(why: str, status: int = 1) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that vanished while the command wrote it, if ``error`` was raised because of that;
-    else None.
-
-    TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
-    """
+    """Return the error about a file that vanished while the command wrote it; None if ``error`` is another one."""
     while error is not None:
         if isinstance(error, Vanished):
             return error

@@ -26,10 +26,7 @@ CONFIG_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """Action of the option ``--config``, whose value is a file or the name of a packaged configuration.
-
-    It refuses a file in which a key occurs twice, and merges the metrics of several files.
-    """
+    """Action of ``--config``: a file or a packaged name, without double keys; metrics of several files are merged."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if isinstance(values, str) and not is_yaml(values):
@@ -66,14 +63,7 @@ PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
-    """Return a parser for a command that is not one of LightningCLI's.
-
-    Args:
-        prog: the command's name.
-        description: the docstring of the command's module.
-        sections: ``{section of a configuration: class}``, the sections that the command reads, and the class whose
-            arguments a section has. Other sections of a file are ignored; on the command line they are refused.
-    """
+    """Return a parser for the ``{section: class}`` that a command reads; other sections may stand in files only."""
     parser = ArgumentParser(prog=prog, description=description, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
@@ -89,8 +79,7 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """Return the objects that a command line describes. Objects without a seed of their own use ``--seed_everything``,
-    as in a fit."""
+    """Return the objects that a command line describes, seeded as in a fit."""
     options = parser.parse_args(list(args))
     L.seed_everything(int(options.seed_everything), verbose=False)
     # Before jsonargparse 4.49 the method had the second name.

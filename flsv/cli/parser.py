@@ -65,15 +65,7 @@ class SavedConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """The LightningCLI of flsv, with the arguments of :class:`flsv.FederatedLoop` in the section ``federation``.
-
-    The numbers of clients and classes are not options: metrics and the model get them from the data.
-
-    Args:
-        quiet: whether to print nothing about where the results are.
-        arguments: positional arguments of ``LightningCLI``.
-        options: keyword arguments of ``LightningCLI``.
-    """
+    """The LightningCLI of flsv, with a section ``federation``; if ``quiet``, it does not say where results are."""
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
         self.quiet = quiet
@@ -152,7 +144,7 @@ class FederatedCLI(LightningCLI):
         return cast(FederatedLoop, find_loop(callbacks_of(self.trainer)))
 
     def identity(self) -> Identity:
-        """Set up the data, and return the identity of this experiment without its seed. Only for ``run=False``."""
+        """Set up the data of a CLI made without ``run``, and return the experiment's identity without its seed."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
@@ -188,18 +180,15 @@ class FederatedCLI(LightningCLI):
         print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print a text that names the fit's results and further commands, or only its first ``lines`` lines. Print
-        nothing on other ranks than 0, or if the run writes no files (:func:`leaves_files`)."""
+        """Print, on rank 0, where the results are and further commands, or the first ``lines`` lines of that."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would replace the configured model by the checkpoint's. Here the configured model is
-        used, or refused if the checkpoint's weights do not fit it."""
+        """Do nothing: Lightning would replace the configured model by the checkpoint's."""
 
     def before_fit(self) -> None:
-        """Replace ``--ckpt_path last`` or ``best`` by a path, and check that the checkpoint exists and, for a fit, that
-        the folder can be written. All four subcommands call this before they run."""
+        """Find the checkpoint to start from, and check that a fit can write into its folder."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -243,13 +232,7 @@ class FederatedCLI(LightningCLI):
 
 
 def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
-    """Parse a command line, build the objects that it describes and, with ``run``, run its subcommand.
-
-    Args:
-        args: the arguments; default: those of the process. Without ``run`` they contain no subcommand.
-        run: whether to run the subcommand.
-        quiet: whether to print neither where weights come from nor where results are.
-    """
+    """Parse a command line, build its objects and, with ``run``, run its subcommand (without ``run`` it has none)."""
     return FederatedCLI(
         L.LightningModule,
         FederatedDataModule,

@@ -44,25 +44,7 @@ def repeat(
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Run a federation several times with different seeds, and average the clients' contributions.
-
-    Args:
-        runs: the number of runs, 2 or more.
-        arguments: arguments of ``flsv fit``.
-        out: the folder below which each run writes into a folder of its own.
-        first_seed: the first run's seed; the next runs have the following seeds.
-        bars: whether to show the fits' progress bars.
-        say: function that is called with a line of text when a run begins.
-
-    Returns:
-        A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the path of
-        its file. ``runs`` is the number of runs in which the client has a value; ``share`` is the client's
-        share of the means above 0, for metrics that are suitable for payment.
-
-    Raises:
-        ConfigurationError: fewer than 2 runs; the folder holds runs of another configuration or other data; the runs do
-            not give the same samples to the clients; the runs have no metrics.
-    """
+    """Run a federation with several seeds; return a table with the columns ``HEADER`` of the reader, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)

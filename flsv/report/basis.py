@@ -28,40 +28,37 @@ ALL_TAKE_PART = "all members of a coalition train in every round"
 
 @dataclass(frozen=True)
 class Basis:
-    """One value per client, by which clients are ordered and a budget is shared out.
+    """One value per client, by which clients are ordered and a budget is shared out."""
 
-    Args:
-        key: the name of a metric, or ``"retrained"``.
-        title: the values' name as the page shows it.
-        of: a description of the runs that the values come from: seeds, rounds and date.
-        values: ``[n]``, the clients' values, NaN for a client without one.
-        low: ``[n]``, the lower ends of the values' intervals. For values of one seed from metrics that train no
-            coalitions, all are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
-        high: ``[n]``, the upper ends of the intervals; NaN where ``low`` is NaN.
-        by: the name in ``run.json`` and ``retrained.csv`` of the performance whose change the values distribute among
-            the clients; "" if there is none.
-        to_pay_by: False if the metric's documentation advises against payment by its values.
-        seeds: the number of seeds over which the values are averaged.
-        trained: whether the values come from training coalitions, after the run or during it.
-        judged: whether models were scored on the clients' own validation samples instead of the server's.
-        ranks_only: whether so few coalitions were trained that the values only rank the clients.
-        majority: the fraction of the validation set in its most frequent class; NaN unless ``by`` is the accuracy.
-        coalitions: a description of the coalitions that were trained; "" if none were, or if it is not known which.
-    """
-
+    #: The name of a metric, or `"retrained"`.
     key: str
+    #: The values' name as the page shows it.
     title: str
+    #: A description of the runs that the values come from: seeds, rounds and date.
     of: str
+    #: `[n]`, the clients' values, NaN for a client without one.
     values: Sequence[float]
+    #: `[n]`, the lower ends of the values' intervals. For values of one seed from metrics that train no coalitions, all
+    #: are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
     low: Sequence[float]
+    #: `[n]`, the upper ends of the intervals; NaN where `low` is NaN.
     high: Sequence[float]
+    #: The name in `run.json` and `retrained.csv` of the performance whose change the values distribute among the
+    #: clients; "" if there is none.
     by: str = ""
+    #: False if the metric's documentation advises against payment by its values.
     to_pay_by: bool = True
+    #: The number of seeds over which the values are averaged.
     seeds: int = 1
+    #: Whether the values come from training coalitions, after the run or during it.
     trained: bool = False
+    #: Whether models were scored on the clients' own validation samples instead of the server's.
     judged: bool = False
+    #: Whether so few coalitions were trained that the values only rank the clients.
     ranks_only: bool = False
+    #: The fraction of the validation set in its most frequent class; NaN unless `by` is the accuracy.
     majority: float = NAN
+    #: A description of the coalitions that were trained; "" if none were, or if it is not known which.
     coalitions: str = ""
 
     @property
@@ -76,17 +73,7 @@ class Basis:
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """Return the values by which a budget is shared out.
-
-    Args:
-        run: the run.
-        by: the name of a metric, or ``"retrained"``. None: the values by retraining, if there are any; else those of
-            the only metric of the run that is suitable for payment.
-
-    Raises:
-        ConfigurationError: nothing was measured; there are no values called ``by``; or ``by`` is None and there is not
-            exactly one choice.
-    """
+    """Return the values by which a budget is shared out: ``by``, or the only choice; raise if there is none."""
     if "of_rounds" in run.record:
         raise ConfigurationError(
             f"{run.folder} has values of single rounds, which {run.record['of_rounds']} ran. They are no basis for "
@@ -111,12 +98,8 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values that a page without a budget shows; None if nothing was measured.
-
-    If there are values by retraining, return these. Otherwise return those of one metric: of the metric suitable for
-    payment that is first in :func:`nearest_first`; without such a metric, of the first with one value per client;
-    without that, of the first metric.
-    """
+    """Return the values of a page without a budget: by retraining, else by the most suitable metric; None without
+    any."""
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
@@ -126,16 +109,13 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the names of the metrics by which a budget could be shared out. Metrics whose lower values are better,
-    such as costs, and metrics of pairs of clients are left out."""
+    """Return the metrics by which a budget could be shared out: no costs, and no metrics of pairs of clients."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values by which to share out: ``by`` if it is not None, else the only name in
-    ``suitable``. Raise ConfigurationError if ``by`` is not in ``known``, or if there is not exactly one suitable
-    name."""
+    """Return the name of the values to share out by: ``by``, or else the only name in ``suitable``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -246,13 +226,7 @@ def by_partners(by: str) -> bool:
 
 
 def trained_from(row: Mapping[str, Any], planned: int | None) -> tuple[str, str, str]:
-    """Return three texts about the trainings from which values by retraining come: their seeds, their rounds, and the
-    settings that differ from the run's ("" if none do).
-
-    Args:
-        row: a row of ``retrained.csv``.
-        planned: the number of rounds for which the run was configured; None or -1: no limit.
-    """
+    """Return texts on the seeds and rounds of values by retraining, and on changed settings ("" if there are none)."""
     return _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed") or ""
 
 

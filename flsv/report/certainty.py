@@ -30,14 +30,7 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 
 def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
-    """Estimate which fraction of a payment would go to other clients if the clients' values were averaged over S other
-    seeds.
-
-    Args:
-        without: ``[S, n]``; row k has the n clients' shares if the values are averaged over all seeds but the k-th.
-
-    Returns:
-        The fraction; NaN with fewer than two seeds.
+    """Estimate the fraction of a payment that S other seeds would move, from the shares ``[S, n]`` without each seed.
 
     Example:
         >>> round(moved_by_seeds([[0.52, 0.48], [0.48, 0.52], [0.50, 0.50]]), 3)
@@ -52,11 +45,7 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 
 
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
-    """Estimate the fraction of a payment by ``basis`` that would go to other clients if the run had had other seeds.
-
-    Return NaN if there is a single seed, or if the treatment of negative values, ``rule``, is neither ``"zero"`` nor
-    ``"refuse"``.
-    """
+    """Estimate the fraction of a payment that other seeds would give to other clients; NaN if it is not known."""
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
@@ -69,8 +58,7 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return ``{score: fraction}`` for each score other than the one that ``basis`` uses: the fraction of a payment by
-    retraining that this score would give to other clients. Return ``{}`` if ``basis`` is a metric."""
+    """Return ``{score: fraction of a payment by retraining that this score gives to other clients}``."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
@@ -84,8 +72,7 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the fraction of a payment that goes to other clients if the shares are ``other [n]`` instead of ``one
-    [n]``. Clients whose share is NaN in either are left out.
+    """Compute the fraction of a payment that goes to other clients by shares ``other [n]`` instead of ``one [n]``.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
@@ -95,16 +82,13 @@ def moved(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 class Trials(NamedTuple):
-    """Results of trials with one kind of federation: fractions of a payment that went to the wrong clients.
+    """Fractions of a payment that went to the wrong clients, with one seed and three, of up to ``most`` clients."""
 
-    Attributes:
-        most: the largest number of clients in these federations.
-        one: the fraction with values of one seed.
-        several: the fraction with values averaged over three seeds.
-    """
-
+    #: The largest number of clients in these federations.
     most: int
+    #: The fraction with values of one seed.
     one: float
+    #: The fraction with values averaged over three seeds.
     several: float
 
 
@@ -113,15 +97,7 @@ EVERYBODY, DRAWN = (Trials(7, 0.09, 0.07), Trials(16, 0.08, 0.06)), Trials(7, 0.
 
 
 def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[float, str]:
-    """Return how much of a payment went to the wrong clients in trials with federations similar to this one.
-
-    Args:
-        num_clients: this federation's number of clients.
-        drawn: whether a sampler draws some of the clients in each round.
-        seeds: the number of seeds over which the clients' values are averaged.
-
-    Returns:
-        The fraction, and a text that describes the trials' federations.
+    """Return the fraction of a payment that went to the wrong clients in similar trials, and a text on these.
 
     Example:
         >>> misallocated(5, drawn=False, seeds=1)

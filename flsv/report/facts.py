@@ -37,12 +37,7 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
-    """Return the caveats on a metric's values.
-
-    Args:
-        metric: the metric's entry in ``run.json``.
-        errors: whether the values have standard errors or intervals.
-    """
+    """Return the caveats on a metric's values; ``metric`` is its entry in ``run.json``."""
     found = [WORDS["judged"]] if metric.get("judges") == "clients" else []
     found += WORDS["caveats"].get(metric["class"], ())
     return found if errors else [*found, WORDS["no_error"]]
@@ -67,8 +62,7 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Format the values of some clients as ``{metric: cells}``, one cell per client. For metrics whose intervals are of
-    the kind :data:`BRACKETS`, a cell also has the client's interval in brackets."""
+    """Format the values of some clients as ``{metric: cells}``, with intervals if they are :data:`BRACKETS`."""
     found = {}
     for metric in run.metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
@@ -77,8 +71,7 @@ def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 
 
 def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
-    """Return one sentence for each kind of interval that the metrics have, such as :data:`BRACKETS`. It says what the
-    intervals mean and, if only charts show them, names the metrics."""
+    """Return one sentence on each kind of interval of the metrics, with the metrics' names if only charts show it."""
     of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
     return [
         kind if kind == BRACKETS else f"Intervals of {', '.join(names)}, in the charts: {kind}."
@@ -104,14 +97,7 @@ def direction(run: Run, metric: str) -> int:
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
-    """Return charts of each metric's values over the rounds, from the first round with a value.
-
-    Args:
-        run: the run.
-        clients: the numbers of the clients to show.
-        names: these clients' names.
-        titles: ``{metric: title of its chart}`` for the metrics to draw.
-    """
+    """Return charts of the metrics' values over the rounds, ``titles`` is ``{metric: title}``."""
     charts = []
     for metric, title in titles.items() if run.rounds > 1 else ():
         history = run.history(metric)[list(clients)].dropna(how="all")
@@ -125,9 +111,7 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
 def classes(
     run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
 ) -> Markup:
-    """Return one heatmap for each metric whose values have several columns (classes, or, for example,
-    other clients). It shows the last values of some ``clients``; ``corner`` is the title of the column of their
-    ``names``."""
+    """Return a heatmap of the last values of some ``clients`` for each metric with several columns."""
     charts = []
     for metric in metrics:
         columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
@@ -184,9 +168,7 @@ def logged(run: Run) -> list[tuple[str, str]]:
 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table with one row per client: its share by retraining, then its shares by other scores and without each
-    seed. The last row has the fraction of the payment that each of these columns would give to other clients. Return ""
-    if there are no other shares."""
+    """Return a table of the clients' shares by other scores and without each seed, and what these would move."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -201,8 +183,7 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the names of the M classes, and each client's number of samples of each class. Return None if the samples
-    have no classes, or if M is below ``least`` or above ``most``."""
+    """Return the names of the M classes and each client's samples of them; None unless M is ``least`` to ``most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 

@@ -66,11 +66,7 @@ NUMBERS = ("what", "client", "client_name", "number")
 
 
 class Notes:
-    """The numbers on page one, as they come.
-
-    Args:
-        shares: the shares of a budget; None if there is none.
-    """
+    """The numbers on page one, as they come."""
 
     def __init__(self, shares: Shares | None) -> None:
         self.shares = shares

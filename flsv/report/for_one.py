@@ -68,8 +68,8 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> str:
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether a client's page may show a number, such as a mean, computed from all clients' ``values``: the run
-    has ended, and at least :data:`FEWEST` clients have a value."""
+    """Return whether a number computed from all clients' ``values`` may be shown: the run has ended, enough have
+    one."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
@@ -146,8 +146,7 @@ def _share(client: int, shares: Shares) -> dict[str, Any]:
 
 
 def _facts(run: Run, client: int) -> Markup:
-    """Return a table of the classes of strategies, model and metrics, and of versions. Arguments are left out, since
-    they may name other clients."""
+    """Return a table of classes and versions, without arguments, since these may name other clients."""
     record = run.record
     rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
     rows.append(["model", record["module"]])

@@ -47,8 +47,7 @@ def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Return an HTML table of texts. The first column is aligned left, the others right unless ``texts``. On a
-    telephone the rows of a wide table become cards, if the table has a header."""
+    """Return an HTML table of texts, aligned right but for the first column; wide rows become cards on a telephone."""
     pieces = []
     for part in _slices(len(head) - 1, WIDEST):
         shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
@@ -61,8 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Return a heatmap of ``values [k][M]`` with k ``names`` and M ``columns``: blue above 0, orange below, the
-    stronger the further from 0. ``corner`` is the header of the column of names."""
+    """Return a heatmap of ``values [k][M]``: blue above 0, orange below, the stronger the further from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 

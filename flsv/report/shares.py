@@ -85,20 +85,16 @@ def shares_file(page: Path) -> Path:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of a budget.
+    """The shares of a budget."""
 
-    Args:
-        budget: the budget.
-        basis: the values by which the budget is shared out.
-        table: one row per client, with the columns :data:`HEADER`: ``share``, the client's fraction of the budget;
-            ``share_low`` and ``share_high``, its share if its own value moved to the low or the high end of its
-            interval and the others' stayed; ``amount``, ``amount_low`` and ``amount_high``, the same in money, rounded
-            to the currency's decimals; ``finding``, a text on copies and outliers among its updates. Unknown numbers
-            are NaN.
-    """
-
+    #: The budget.
     budget: Budget
+    #: The values by which the budget is shared out.
     basis: Basis
+    #: One row per client, with the columns :data:`HEADER`: `share`, the client's fraction of the budget; `share_low`
+    #: and `share_high`, its share if its own value moved to the low or the high end of its interval and the others'
+    #: stayed; `amount`, `amount_low` and `amount_high`, the same in money, rounded to the currency's decimals;
+    #: `finding`, a text on copies and outliers among its updates. Unknown numbers are NaN.
     table: DataFrame
 
     @property
@@ -119,8 +115,7 @@ class Shares:
         return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
 
     def written(self) -> DataFrame:
-        """Return the table as ``shares.csv`` holds it: amounts have the currency's decimals, shares six decimals,
-        values six digits. Columns without any entry are left out."""
+        """Return the table as ``shares.csv`` holds it: rounded, without empty columns."""
         digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(AMOUNTS[3:], f".{self.budget.decimals}f")
         digits |= dict.fromkeys(("value", "low", "high"), ".6g")
         table = self.table.copy()
@@ -136,19 +131,7 @@ class Shares:
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values.
-
-    Args:
-        run: the run.
-        budget: the budget.
-
-    Returns:
-        Every client's share and amount.
-
-    Raises:
-        ConfigurationError: the run has no suitable values, see :func:`basis_of`; clients scored the models on their own
-            samples and the budget does not consent to that; or no client has a positive claim.
-    """
+    """Share a budget out by a run's values; raise if they are not suitable, see :func:`basis_of`."""
     basis = basis_of(run, budget.by)
     if basis.judged and not budget.judged_by_partners:
         raise ConfigurationError(

@@ -73,10 +73,7 @@ class Reporting:
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Return whether a run may write files into :func:`run_folder`.
-
-    It may not in a ``fast_dev_run``, which writes no files, nor if neither a logger nor a ``default_root_dir`` is
-    given, so that the folder would be the working folder.
+    """Return whether a run may write files: no ``fast_dev_run``, and not by default into the working folder.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
@@ -89,11 +86,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run's files, in which Lightning's ``ModelCheckpoint`` creates ``checkpoints``.
-
-    For TensorBoard and CSV loggers it is ``trainer.log_dir``; for other loggers (MLflow, Weights & Biases) ``log_dir``
-    is the folder of all runs.
-    """
+    """Return the folder of this run's files, in which ``ModelCheckpoint`` creates ``checkpoints``."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -112,12 +105,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def find_contributions(run: Path) -> Path:
-    """Return the path of a run's ``contributions.csv``, given its folder or this file itself. In the folder of
-    ``flsv repeat`` it is the first run's.
-
-    Raises:
-        ConfigurationError: there is no such file; the message names runs below the folder, if there are any.
-    """
+    """Return a run's ``contributions.csv``, given its folder, this file, or the folder of a ``flsv repeat``."""
     folder = run.parent if run.name == CONTRIBUTIONS else run
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
@@ -136,11 +124,7 @@ def find_contributions(run: Path) -> Path:
 
 
 def find_config_of(run: Path) -> Path:
-    """Return the path of the configuration in the folder of a run of ``flsv fit``.
-
-    Raises:
-        ConfigurationError: there is no such file.
-    """
+    """Return the path of the configuration in the folder of a run of ``flsv fit``."""
     if (run / CONFIG).is_file():
         return run / CONFIG
     if (run / RECORD).is_file():
@@ -170,8 +154,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments with which ``flsv fit`` was started in this process, as text for another command, without
-    ``--ckpt_path`` and ``--quiet``. Return None if this process does not run ``flsv fit``."""
+    """Return the arguments of the ``flsv fit`` of this process, to use them again; None if it is another command."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:
@@ -184,15 +167,7 @@ PATIENCE = 1.0
 
 
 class FolderLock:
-    """Lock that reserves a folder for this run until :meth:`release`, or until the process ends in whatever way.
-
-    The lock is the operating system's, on the file ``.lock`` in the folder; the file remains after the release.
-
-    Args:
-        folder: the folder; created if it does not exist.
-
-    Raises:
-        ConfigurationError: another run holds the lock, or the folder cannot be written into.
+    """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
 
     Example:
         >>> import tempfile

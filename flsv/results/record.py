@@ -36,16 +36,7 @@ VERSION = 3
 
 
 class Record(Sink):
-    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends.
-
-    Args:
-        folder: the run's folder.
-        content: the file's content at the beginning, see :func:`record_of`.
-        events: a function that returns all events of the run so far.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends."""
 
     def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
         self._folder, self._content, self._events = folder, dict(content), events
@@ -84,19 +75,7 @@ def record_of(
     version: str,
     events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """Return the content of ``run.json`` for a fit that begins.
-
-    Args:
-        trainer: the fit's trainer.
-        data: the data module, set up.
-        metrics: the loop's metrics, bound to the federation, ``{name: metric}``.
-        algorithm: the federation's strategies, ``{role: strategy}``, with roles such as ``"aggregator"``.
-        settings: the hyper-parameters that the loggers get.
-        identity: the fit's identity as JSON types: its ``"settings"`` and ``"samples"``.
-        first_round: 0, or the first round of a resumed run.
-        version: the version of flsv.
-        events: the events of earlier rounds.
-    """
+    """Return the content of ``run.json`` for a fit that begins."""
     counts = data.known_class_counts
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
     classes = None if names is None else [str(name) for name in names]
@@ -156,8 +135,7 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether a metric's values may be the basis of a payment. They may not if lower values are better, if they
-    belong to pairs of clients, or if the metric's attribute ``to_pay_by`` is False."""
+    """Return whether a metric's values may be the basis of a payment: no costs, no pairs, nor where it says so."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
@@ -174,21 +152,13 @@ def _plain_words(text: str) -> str:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was.
-
-    Raises:
-        OSError: the file cannot be written, for example because the folder is gone.
-    """
+    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was."""
     with replacing(folder / RECORD) as file:
         file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read ``run.json`` and return its content, with the events as :class:`Event`.
-
-    Raises:
-        ConfigurationError: the file is missing, is not JSON, or has another version.
-    """
+    """Read ``run.json`` and return its content, with the events as :class:`Event`."""
     try:
         record = json.loads(path.read_bytes())
         version = record["version"]
