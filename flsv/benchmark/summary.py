@@ -35,8 +35,8 @@ COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
 #: Columns of benchmark.csv: ``interval`` and ``lead_interval`` are half the widths of 90 % intervals (over seeds, and
-#: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` the difference
-#: to the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
+#: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
+#: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
 BY_SET = [
     *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
     *("misallocated", "interval_covers", "federations", "ms_a_round"),

@@ -62,13 +62,10 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
-    heads = [head for head in rows[0] if head.startswith(BY_SCORE)]
-    shares = [row["share"] for row in rows]
-    return {
-        head.removeprefix(BY_SCORE): moved(shares, [number_or_nan(row[head]) for row in rows])
-        for head in heads
-        if head.removeprefix(BY_SCORE) != basis.by.partition(" of ")[0].partition(" (")[0]
-    }
+    own, shares = basis.by.partition(" of ")[0].partition(" (")[0], [row["share"] for row in rows]
+    scores = [head.removeprefix(BY_SCORE) for head in rows[0] if head.startswith(BY_SCORE)]
+    found = {by: moved(shares, [number_or_nan(row[f"{BY_SCORE}{by}"]) for row in rows]) for by in scores if by != own}
+    return {by: part for by, part in found.items() if part == part}
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:

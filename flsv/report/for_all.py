@@ -122,7 +122,7 @@ def page_for_all(run: Run, shares: Shares | None = None) -> tuple[str, DataFrame
     """Return the report of all clients as HTML, and a table of the numbers on its first page with the columns
     :data:`NUMBERS`."""
     basis = basis_shown(run) if shares is None else shares.basis
-    notes, shown = Notes(shares), Shown(run, basis)
+    notes, shown, game = Notes(shares), Shown(run, basis), _game(run, basis)
     labels = [run.label(client) for client in range(run.num_clients)]
     partners = joined(labels) if 0 < run.num_clients <= MOST_STEPS else f"{run.num_clients} partners"
     notes.note("partners", run.num_clients)
@@ -130,11 +130,14 @@ def page_for_all(run: Run, shares: Shares | None = None) -> tuple[str, DataFrame
     notes.note("planned rounds", run.record["rounds"] or NAN)
     html = render(
         "all.html",
-        **_front(run, basis, shares, notes, shown),
+        **_of_run(run, notes),
+        **_learned(game, notes),
+        **({} if basis is None else _of_basis(run, basis, game, shares, notes, shown)),
         **_appendix(run, basis, shown),
         title="Who contributed what",
         subtitle=facts.subtitle(run, f"{run.num_clients} partners"),
         state=facts.state_of(run),
+        retrained=basis is not None and basis.key == RETRAINED,
         partners=partners[0].upper() + partners[1:] if run.client_names[:1] == ("0",) else partners,
         run=run,
         basis=basis,
@@ -149,30 +152,35 @@ def page_for_all(run: Run, shares: Shares | None = None) -> tuple[str, DataFrame
     return html, DataFrame(rows, columns=[*NUMBERS])
 
 
-def _front(run: Run, basis: Basis | None, shares: Shares | None, notes: Notes, shown: Shown) -> dict[str, Any]:
-    """Return what page one shows."""
+def _of_run(run: Run, notes: Notes) -> dict[str, Any]:
+    """Return what page one says of the run, whatever was measured."""
     for client, (times, of) in run.named.items():
         notes.note("rounds with a faulty update", times, client)
         notes.note("rounds with an update", of, client)
-    logged, game = run.record.get("logged", {}), _game(run, basis)
+    logged = run.record.get("logged", {})
     known = {name: text for name, text in WORDS["logged"].items() if logged.get(name) is not None}
-    found = {
+    return {
         "faulty": [f"{run.label(who)} ({times} of {of} rounds)" for who, (times, of) in run.named.items()],
         "samples": sum(run.record["samples"]),
         "logged": [
             text.format(performance(name, notes.note(f"logged {name}", logged[name]))) for name, text in known.items()
         ],
-        "retrained": basis is not None and basis.key == RETRAINED,
-        "game": game,
     }
-    if game is not None:
-        start, end = (
-            performance(game["by"], notes.note(f"{titled(game['by'])} at the {when}", game[when]))
-            for when in ("start", "end")
-        )
-        found |= {"start": start, "end": end + beside(game)}
-    if basis is None:
-        return found
+
+
+def _learned(game: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
+    """Return the performance whose change the values distribute, at the start and the end of training."""
+    if game is None:
+        return {"game": None}
+    title = titled(game["by"])
+    start, end = (performance(game["by"], notes.note(f"{title} at the {x}", game[x])) for x in ("start", "end"))
+    return {"game": game, "start": start, "end": end + beside(game)}
+
+
+def _of_basis(
+    run: Run, basis: Basis, game: Mapping[str, Any] | None, shares: Shares | None, notes: Notes, shown: Shown
+) -> dict[str, Any]:
+    """Return what page one says of the values."""
     if basis.majority >= MOSTLY:
         notes.note("largest class's part of the validation set", basis.majority)
     if basis.seeds > 1:
@@ -181,8 +189,13 @@ def _front(run: Run, basis: Basis | None, shares: Shares | None, notes: Notes, s
     payable = shares is not None or why in PAYABLE
     drawn = run.record["settings"].get("sampler", EVERYBODY) != EVERYBODY and ALL_TAKE_PART not in basis.of
     source = basis.title if basis.key == RETRAINED else f"metric {basis.title}"
-    parts = game if basis.key in facts.adding_up(run) else None  # the values add up to what the model has learned
-    return found | {
+    labels, ends = [run.label(client) for client in range(run.num_clients)], (basis.low, basis.high)
+    if game is not None and basis.key in facts.adding_up(run):
+        picture = {"waterfall": partial(_waterfall, run, basis, game), "bars": ""}
+    else:
+        bars = shown.bars(basis.values, ends, f"The partners' values: {source}", basis.seeds > 1)
+        picture = {"waterfall": None, "bars": bars}
+    return picture | {
         "fitness": fitness(run, basis),
         "alarming": shares is not None and why in WARNED,
         "may_pay": why in PAYABLE,
@@ -190,17 +203,11 @@ def _front(run: Run, basis: Basis | None, shares: Shares | None, notes: Notes, s
         "spread": other_seeds(run, basis, shares.budget.rule if shares else "zero") if why in PAYABLE else NAN,
         "small_gain": small_gain_of(basis),
         "trials": misallocated(run.num_clients, drawn, basis.seeds),
-        "other_scores": {by: x for by, x in other_scores(run, basis).items() if x == x} if payable else {},
+        "other_scores": other_scores(run, basis) if payable else {},
         "values": _values(basis, shares, payable, notes, shown),
         "source": source,
         "unknown": run.labels([client for client, value in enumerate(basis.values) if value != value]),
-        "ranking": ranking(
-            [run.label(client) for client in range(run.num_clients)], (basis.values, basis.low, basis.high), basis.name
-        ),
-        "bars": None
-        if parts is not None
-        else shown.bars(basis.values, (basis.low, basis.high), f"The partners' values: {source}", basis.seeds > 1),
-        "waterfall": None if parts is None else partial(_waterfall, run, basis, parts),
+        "ranking": ranking(labels, (basis.values, *ends), basis.name),
     }
 
 
@@ -256,33 +263,41 @@ def _waterfall(run: Run, basis: Basis, game: Mapping[str, Any], caption: str) ->
 
 def _appendix(run: Run, basis: Basis | None, shown: Shown) -> dict[str, Any]:
     """Return what the appendix shows."""
-    taken, record, config = run.taken_part(), run.record, run.folder / "config.yaml"
-    never = [run.label(client) for client, count in enumerate(taken) if not count] if run.rounds else []
-    games = [
-        [metric or NONE, titled(game["by"])]
-        + [NONE if game[x] is None else number(game[x]) for x in ("start", "end", "sum")]
-        for metric, game in record.get("paid_in", {}).items()
-    ]
-    settings = record["settings"] | {f"package {name}": of for name, of in record["packages"].items()}
-    holders = {"server": "the server's validation set"} | {str(i): run.label(i) for i in range(run.num_clients)}
-    hashes = [[f"samples and labels: {holders[who]}", digest] for who, digest in record["hashes"].items()]
-    rows = run.retrained()
+    taken, rows = run.taken_part(), run.retrained()
+    never = [run.label(client) for client, count in enumerate(taken) if not count]
     known = [client for client in shown.clients if rows and rows[client]]
     titles = {**{name: name for name in run.metrics}, **WORDS["histories"]}
-    return {
+    return _replay(run) | {
         "clients": _clients(run, shown, taken),
-        "never": listed(never, 20) if never else "",
-        "unmeasured": [name for name in record["metrics"] if name not in run.metrics],
-        "games": [["metric", "distributes the model's", "at the start", "at the end", "sum of the values"], games],
+        "never": listed(never, 20) if never and run.rounds else "",
+        "games": _games(run.record.get("paid_in", {})),
         "retrained_rows": [rows[client] for client in known],
         "retrained_names": [run.label(client) for client in known],
         "some_without": any(value != value for metric in run.metrics for value in run.final(metric)),
-        "metric_bars": [_metric_bars(run, metric, shown) for metric in run.metrics if basis is not None],
+        "metric_bars": [] if basis is None else [_metric_bars(run, metric, shown) for metric in run.metrics],
         "over_time": facts.over_time(run, shown.clients, shown.names, titles),
-        "settings": [["setting", "value"], [[name, str(value)] for name, value in settings.items()]],
-        "hashes": [["of", "hash"], hashes],
+    }
+
+
+def _replay(run: Run) -> dict[str, Any]:
+    """Return the run's settings, its command and hashes, by which it can be repeated."""
+    record, config = run.record, run.folder / "config.yaml"
+    settings = record["settings"] | {f"package {name}": of for name, of in record["packages"].items()}
+    holders = {"server": "the server's validation set"} | {str(i): run.label(i) for i in range(run.num_clients)}
+    return {
+        "settings": [[name, str(value)] for name, value in settings.items()],
+        "hashes": [[f"samples and labels: {holders[who]}", digest] for who, digest in record["hashes"].items()],
         "command": f"flsv fit --config {shlex.quote(str(config))}" if config.is_file() else "",
     }
+
+
+def _games(games: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return rows on the performances whose changes the metrics distribute."""
+    return [
+        [metric or NONE, titled(game["by"])]
+        + [NONE if game[x] is None else number(game[x]) for x in ("start", "end", "sum")]
+        for metric, game in games.items()
+    ]
 
 
 def _clients(run: Run, shown: Shown, taken: Sequence[int]) -> Markup:
