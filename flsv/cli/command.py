@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from flsv.utilities.display import display_path as display_path
+from flsv.utilities.display import plain
 
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -92,16 +92,6 @@ def _origin() -> str:
     while frame is not None and frame.f_globals.get("__name__") in (*_GIVE_WARNINGS, __name__):
         frame = frame.f_back
     return "" if frame is None else str(frame.f_globals.get("__name__"))
-
-
-def plain(text: str) -> str:
-    """Return a docstring's text without roles and double backticks.
-
-    Example:
-        >>> plain("``--tests``: see :func:`flsv.functional.wasserstein`")
-        '--tests: see flsv.functional.wasserstein'
-    """
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
 
 
 def filled(text: str, width: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from flsv.metrics.needs import what_it_is
 from flsv.results.folder import RECORD
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
+from flsv.utilities.display import plain
 from flsv.utilities.errors import ConfigurationError
 
 #: Version of the layout of ``run.json``.
@@ -124,7 +124,7 @@ def _described(metric: Metric) -> dict[str, Any]:
     columns = metric.columns() if isinstance(metric, ContributionMetric) else None
     return {
         "class": type(metric).__name__,
-        "about": _plain_words(what_it_is(metric)),
+        "about": plain(what_it_is(metric)),
         "guide": metric.guide().lines() if isinstance(metric, ContributionMetric) else {},
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
@@ -139,16 +139,6 @@ def to_pay_by(metric: Metric) -> bool:
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
-
-
-def _plain_words(text: str) -> str:
-    """Return a text without reStructuredText markup.
-
-    Example:
-        >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
-        'See flsv.metrics.CGSV, [n].'
-    """
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

@@ -91,8 +91,15 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
     assert shlex.split(line, comments=True) == ["fit", *options, *(["--ckpt_path", "last"] if epoch else [])]
 
 
-@pytest.mark.parametrize("gone", [".", "version_0", "version_0/contributions.csv"])
-@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_end", "on_train_end"])
+@pytest.mark.parametrize(
+    ("hook", "gone"),
+    [
+        ("on_train_batch_start", "."),
+        ("on_validation_end", "version_0/contributions.csv"),
+        ("on_train_end", "version_0"),
+        ("on_train_end", "version_0/contributions.csv"),
+    ],
+)
 def test_run_whose_folder_vanishes_ends_with_a_one_line_error(
     hook: str, gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +202,7 @@ def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path: Path) -
     assert "seed: 2" in config_of_both.read_text()
 
 
-@pytest.mark.parametrize("command", ["fit", *OWN])
+@pytest.mark.parametrize("command", ["fit", "retrain", "value"])
 def test_help_fits_a_terminal_of_80_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
