@@ -1,12 +1,12 @@
 """The report for one participant: its own values, and nothing that reveals another participant's.
 
 Its content is selected, not filtered: names, values, settings and hashes of other participants are never read, and
-``templates/one.html`` gets no run. Numbers
-computed from all participants (a mean, a share of a sum, the joint model's performance, the sum of a metric's values)
-appear only with at least :data:`FEWEST` clients and in a run that has ended, because the difference between two rounds'
-means could be the value of a single client; means have two digits. Such a number reveals the sum of the others' values,
-so participants who combine their pages learn no single value as long as two others do not join them. Spreads, ranks,
-extremes and means per class or round would be further equations, and do not appear.
+``templates/one.html`` gets no run. Numbers computed from all participants (a mean, a share of a sum, the joint model's
+performance, the sum of a metric's values) appear only with at least :data:`FEWEST` clients and in a run that has ended,
+because the difference between two rounds' means could be the value of a single client; means have two digits. Such a
+number reveals the sum of the others' values, so participants who combine their pages learn no single value as long as
+two others do not join them. Spreads, ranks, extremes and means per class or round would be further equations, and do
+not appear.
 """
 
 from __future__ import annotations
