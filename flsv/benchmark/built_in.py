@@ -90,12 +90,7 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the sorted indices of the samples to keep: the first of each class.
-
-    Args:
-        targets: class of each sample.
-        keep: share of each class's samples to keep, but at least two of each class; None to keep all samples.
-    """
+    """Return the sorted indices of the first ``keep`` of each class's samples, at least two of each."""
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1

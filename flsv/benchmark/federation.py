@@ -9,7 +9,6 @@ any folder work in the same way.
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import logging
 import os
@@ -92,11 +91,7 @@ class Federation:
     root: str | None = None
 
     def check(self) -> None:
-        """Check before training that data, module, attacks and performance can be created.
-
-        Raises:
-            ConfigurationError: one of these cannot be created; the message says why and what to do.
-        """
+        """Check before training that data, module, attacks and performance can be created."""
         clients = len(self.num_samples)
         for kind, bad in self.bad.items():
             if beyond := [client for client in bad if client >= clients]:
@@ -233,9 +228,7 @@ def federation(name: str, root: str | None = None) -> Federation:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
-        near = difflib.get_close_matches(name, names(), 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.{hint}")
+        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)
     try:
@@ -254,16 +247,7 @@ def names(which: str | None = None) -> list[str]:
 
 
 def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Read federations given by names, sets and files; leave out those whose data do not exist.
-
-    Args:
-        given: names or files of federations, see :func:`federation`, or names of sets.
-        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
-        say: function that is called with a message for each federation that is left out.
-
-    Raises:
-        ConfigurationError: no federation is left.
-    """
+    """Return federations given by names, sets and files; ``say`` which are left out for lack of data."""
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
     for name in dict.fromkeys(wanted):

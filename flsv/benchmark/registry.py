@@ -7,7 +7,6 @@ Baselines are numbers of samples, training losses, and values that are computed 
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -23,7 +22,6 @@ import yaml
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import metrics
 from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
 from flsv.data import FederatedDataModule
@@ -108,19 +106,13 @@ def divergence(data: FederatedDataModule) -> Tensor:
 
 
 def knn(data: FederatedDataModule) -> Tensor:
-    """Compute KNN Shapley values (10 neighbors) of the pooled samples and sum them by client, ``[n]``.
-
-    Samples are compared in the principal components of the validation set.
-    """
+    """Compute KNN Shapley values (10 neighbors) of the pooled samples and sum them by client, ``[n]``."""
     x, y, owner, x2, y2 = _pooled(data)
     return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
 
 
 def lava_values(data: FederatedDataModule) -> Tensor:
-    """Compute LAVA's calibrated gradients of the pooled samples and return minus their sums by client, ``[n]``.
-
-    Samples are compared with the validation set in its principal components; classes are approximated by Gaussians.
-    """
+    """Compute LAVA's calibrated gradients of the pooled samples and return minus their sums by client, ``[n]``."""
     x, y, owner, x2, y2 = _pooled(data)
     return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
 
@@ -130,12 +122,8 @@ def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 
 
 def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Pool the samples of all clients and project them on the principal components of the validation set.
-
-    Returns:
-        The projected samples, their classes, and their clients' numbers; the projected validation samples, and their
-        classes.
-    """
+    """Return all clients' samples on the validation set's principal components, classes and owners, and the same of
+    it."""
     parts, owners = [], []
     for client in range(data.num_clients):
         batches = list(data.client_loader(client, shuffle=False))
@@ -166,27 +154,23 @@ class WrongArguments(ConfigurationError):
 
 @dataclass(frozen=True)
 class Entry:
-    """Metric of the benchmark, with its arguments and needs.
+    """Metric of the benchmark, with its arguments and needs."""
 
-    Args:
-        title: description of the metric in words.
-        made_by: class of the metric, or function that returns values ``[n]`` for a data module after ``setup``; or the
-            import path of either.
-        arguments: arguments of the class. If it takes ``performance``, ``mode``, ``rounds`` or ``loss`` (the name of a
-            loss that the module logs; None for classifiers), the federation sets those that are missing here.
-        needs: the metric's needs, by their names in :data:`flsv.metrics.needs.NEEDS`. For a class, name only the needs
-            that :func:`flsv.metrics.needs.needs_of` does not find.
-        client_algorithm: class path of the client algorithm that the metric requires; it must not change the trained
-            models.
-        per_client: budget of the metric's estimator for federations of :data:`MANY` clients or more, in evaluations per
-            client and round; None for the metric's default.
-    """
-
+    #: Description of the metric in words.
     title: str
+    #: Class of the metric, or function that returns values `[n]` for a data module after `setup`; or the import path of
+    #: either.
     made_by: str | Callable[..., Any]
+    #: Arguments of the class. If it takes `performance`, `mode`, `rounds` or `loss` (the name of a loss that the module
+    #: logs; None for classifiers), the federation sets those that are missing here.
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: The metric's needs, by their names in :data:`flsv.metrics.needs.NEEDS`. For a class, name only the needs that
+    #: :func:`flsv.metrics.needs.needs_of` does not find.
     needs: tuple[str, ...] = ()
+    #: Class path of the client algorithm that the metric requires; it must not change the trained models.
     client_algorithm: str | None = None
+    #: Budget of the metric's estimator for federations of :data:`MANY` clients or more, in evaluations per client and
+    #: round; None for the metric's default.
     per_client: int | None = None
 
     @property
@@ -220,12 +204,7 @@ class Entry:
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
-        """Return a new metric for a federation, or, for a metric that is a function of the data, this function.
-
-        Raises:
-            WrongArguments: the class does not accept these arguments, or is not a metric.
-            ConfigurationError: the metric cannot be used in this federation.
-        """
+        """Return a new metric for a federation, or, for a metric that is a function of the data, this function."""
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
         made_by = self._made_by
@@ -270,25 +249,12 @@ def _located(path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"there is no metric {path!r} ({error}): expected one of {', '.join(METRICS)}, or the path of a class, "
-            f"such as my_package.MyMetric.{_did_you_mean(path)}"
+            "such as my_package.MyMetric."
         ) from error
-
-
-def _did_you_mean(wrong: str) -> str:
-    """Return a suggestion for a misspelt metric, as the end of a message: a name in the registry, or a class."""
-    known = {**{name: name for name in METRICS}, **{kind: f"flsv.metrics.{kind}" for kind in metrics.__all__}}
-    near = difflib.get_close_matches(wrong.rpartition(".")[2], known, 1)
-    return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def entry(name: str) -> tuple[str, Entry]:
     """Return a metric by its name or class path, optionally with arguments: ``my_package.MyMetric(momentum=0.5)``.
-
-    Returns:
-        The metric's name in tables, and its entry.
-
-    Raises:
-        ConfigurationError: there is no such metric, or its arguments are not plain values.
 
     Example:
         >>> entry("cgsv")[1].title

@@ -22,22 +22,7 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run the metrics in a federation and return their values; if ``entries`` is empty, run one fit without metrics.
-
-    Metrics share a fit, except those for which clients must train differently or hold out validation samples. If a fit
-    with several metrics fails, each of them gets a separate fit, so that an error affects only one metric.
-
-    Args:
-        federation: the federation to fit.
-        entries: ``{name: entry}`` of the metrics.
-        seed: seed of the run.
-
-    Returns:
-        The metrics' values and costs, and the reasons why metrics have no values.
-
-    Raises:
-        ConfigurationError: the fit also fails without metrics, or a metric does not accept its arguments.
-    """
+    """Run the metrics in a federation, in as few fits as possible; without ``entries`` fit without metrics."""
     if not entries:
         return _fit(federation, {}, seed)
     result = Values()
@@ -65,7 +50,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
             continue
         except Exception as error:
             fault = error
-        if len(company) > 1:
+        if len(company) > 1:  # an error concerns one metric alone
             for name, each in company.items():
                 result.add(run_metrics(federation, {name: each}, seed))
         else:
@@ -138,21 +123,7 @@ def bench(
     folder: Path | None = None,
     say: Any = print,
 ) -> BenchResults:
-    """Run all metrics in all federations, each with several seeds.
-
-    Args:
-        federations: ``{name: (federation, its ground truth)}``.
-        entries: ``{name: entry}`` of the metrics.
-        seeds: number of runs of each federation; the seeds are 0, 1, ...
-        folder: folder in which values are stored, so that they are not computed again; None to store nothing.
-        say: function that is called with a message after every fit.
-
-    Returns:
-        All values, including those stored before.
-
-    Raises:
-        Exception: a fit fails even without metrics; the values of earlier fits are stored.
-    """
+    """Run all metrics in all federations, each with several seeds; stored values are not computed again."""
     results = BenchResults(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.

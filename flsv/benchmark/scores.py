@@ -21,13 +21,7 @@ NAN = float("nan")
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
-    """Compute Spearman's rank correlation of a metric's values with the true values; ties get their mean rank.
-
-    It is 0 if all values are equal, because then they do not rank the clients.
-
-    Args:
-        values: ``[n]``, the metric's values; clients without a value (NaN) get the smallest value of the others.
-        truth: ``[n]``, the true values.
+    """Compute Spearman's rank correlation of ``[n]``; 0 if all values are equal, NaN counts as the smallest.
 
     Example:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
@@ -56,10 +50,7 @@ def share_error(values: Tensor, truth: Tensor) -> float:
 
 
 def shares(values: Tensor) -> Tensor:
-    """Convert clients' values to shares of a payment, float64 ``[n]``, which sum to 1.
-
-    Shares are proportional to the values above 0; negative values and NaN count as 0, and all shares are equal if no
-    value is above 0.
+    """Convert values to shares of a payment, ``[n]``; values below 0 and NaN count as 0.
 
     Example:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
@@ -71,13 +62,7 @@ def shares(values: Tensor) -> Tensor:
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
-    """Compute the probability that a bad client has a lower value than a good client.
-
-    It is NaN if there are no bad clients, or no good ones.
-
-    Args:
-        values: ``[n]``, the metric's values.
-        bad: bool ``[n]``, True for bad clients.
+    """Compute the probability that a bad client ``[n]`` has a lower value than a good one; NaN without either.
 
     Example:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
@@ -105,25 +90,22 @@ Key = tuple[str, int, str]
 
 @dataclass(eq=False)
 class Values:
-    """Results of metrics in one run of a federation.
+    """Results of metrics in one run of a federation."""
 
-    Args:
-        values: ``{metric: values}``, the clients' values ``[n]``.
-        refused: ``{metric: reason}`` for the metrics that cannot be used in this federation.
-        seconds: ``{metric: seconds}``, processor time of a metric's updates, including evaluations; only for metrics
-            that did not share a fit with others.
-        evaluations: ``{metric: number}``, how many coalitions a metric evaluated.
-        fit: processor time of the whole fit in seconds.
-        intervals: ``{metric: (low, high)}``, the ends ``[n]`` of the 90 % intervals that a metric reports, if it does.
-        failed: ``{metric: traceback}`` of errors other than a ``ConfigurationError``.
-    """
-
+    #: `{metric: values}`, the clients' values `[n]`.
     values: dict[str, Tensor] = field(default_factory=dict)
+    #: `{metric: reason}` for the metrics that cannot be used in this federation.
     refused: dict[str, str] = field(default_factory=dict)
+    #: `{metric: seconds}`, processor time of a metric's updates, including evaluations; only for metrics that did not
+    #: share a fit with others.
     seconds: dict[str, float] = field(default_factory=dict)
+    #: `{metric: number}`, how many coalitions a metric evaluated.
     evaluations: dict[str, int] = field(default_factory=dict)
+    #: Processor time of the whole fit in seconds.
     fit: float = 0.0
+    #: `{metric: (low, high)}`, the ends `[n]` of the 90 % intervals that a metric reports, if it does.
     intervals: dict[str, Interval] = field(default_factory=dict)
+    #: `{metric: traceback}` of errors other than a `ConfigurationError`.
     failed: dict[str, str] = field(default_factory=dict)
 
     def record_error(self, metric: str, error: Exception) -> None:
@@ -145,19 +127,7 @@ def error_text(error: Exception) -> str:
 
 
 class BenchResults:
-    """Values of clients by federation, seed and metric, stored in ``values.csv`` of a folder.
-
-    Stored values are not computed again. Errors and refusals are not stored in the file.
-
-    Args:
-        folder: folder of ``values.csv``; None to store nothing.
-        identity: function that returns a hash of all settings on which values depend, given the names of a federation
-            and a metric, see :func:`flsv.benchmark.registry.identity_of`. Stored rows with another hash are ignored.
-
-    Attributes:
-        failed: ``{(federation, seed, metric): traceback}`` of the errors since this object was created.
-        refused: ``{(federation, seed, metric): reason}`` for the metrics that a federation refused since then.
-    """
+    """Values by federation, seed and metric, stored in ``values.csv`` under a hash of all that they depend on."""
 
     def __init__(
         self, folder: Path | None, identity: Callable[[str, str], str] = lambda federation, metric: ""

@@ -34,7 +34,9 @@ Known = Mapping[str, tuple[Federation, Truth]]
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
-#: Columns of benchmark.csv, see :func:`by_set`.
+#: Columns of benchmark.csv: ``interval`` and ``lead_interval`` are half the widths of 90 % intervals (over seeds, and
+#: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
+#: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
 BY_SET = [
     *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
     *("misallocated", "interval_covers", "federations", "ms_a_round"),
@@ -43,28 +45,18 @@ BY_SET = [
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a metric, measured in a fit with this metric alone.
+    """Cost of a metric, measured in a fit with this metric alone."""
 
-    Args:
-        seconds: processor time of the metric per round in seconds, including evaluations.
-        evaluations: number of models evaluated per round.
-        training: processor time of the rest of the fit per round in seconds.
-    """
-
+    #: Processor time of the metric per round in seconds, including evaluations.
     seconds: float
+    #: Number of models evaluated per round.
     evaluations: float
+    #: Processor time of the rest of the fit per round in seconds.
     training: float
 
 
 def as_shares(values: Tensor, interval: Interval) -> Interval | None:
-    """Convert intervals of clients' values to intervals of their shares; return None if no value is above 0.
-
-    The ends are divided by the sum of the values above 0, as in :func:`flsv.benchmark.scores.shares`; the error of this
-    sum is not included.
-
-    Args:
-        values: the clients' values, ``[n]``.
-        interval: the lower and the upper ends of the values' intervals, ``[n]`` each.
+    """Convert intervals of values ``[n]`` to intervals of shares; None if no value is above 0.
 
     Example:
         >>> import torch
@@ -76,15 +68,7 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
 
 
 def covered(results: BenchResults, federations: Known, metric: str) -> float:
-    """Compute the fraction of clients, over all runs, whose true share is in the metric's 90 % interval of their share.
-
-    It is NaN for a metric without intervals.
-
-    Args:
-        results: values and intervals of all runs.
-        federations: ``{name: (federation, its ground truth)}``.
-        metric: name of the metric.
-    """
+    """Compute the fraction of clients whose true share is in the metric's 90 % interval of their share."""
     held: list[bool] = []
     for name, (_, truth) in federations.items():
         for seed, values in results.runs(name, metric).items():
@@ -106,21 +90,7 @@ def _held(interval: Interval, value: Tensor) -> list[bool]:
 
 
 def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
-    """Summarize the metrics' scores: a table with one row per metric, the best first; NaN for missing scores.
-
-    The columns are: one per set of federations, named after it, with the mean rank correlation with the truth over the
-    federations of the set; ``all``, the mean over all federations; ``interval``, half the width of the 90 % interval of
-    ``all``, over the seeds of the runs; ``worst``, the lowest rank correlation in a federation, and ``where``, the name
-    of this federation; ``error``, see
-    :func:`flsv.benchmark.share_error`; ``auroc <kind>``, the probability that a client with this kind of badness has a
-    lower value than a good client; ``seeds``, the mean rank correlation between the values of two seeds; and
-    ``federations``, the number of federations in which the metric has values.
-
-    Args:
-        results: values of all runs.
-        federations: ``{name: (federation, its ground truth)}``.
-        metrics: names of the metrics.
-    """
+    """Summarize the metrics' scores over sets and all federations, the best metric first; NaN where none is known."""
     scores = scores_of(results, federations)
     ranks = by_federation(scores)
     means = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean().groupby("metric").mean()
@@ -139,22 +109,7 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
 
 
 def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
-    """Summarize the metrics' scores by set of federations: a table with one row per set and metric, the best first.
-
-    The columns are: ``rank_correlation`` with the truth; ``interval``, half the width of its 90 % interval over the
-    runs' seeds; ``of_ceiling``, the rank correlation divided by the mean of :attr:`flsv.benchmark.Truth.ceiling`;
-    ``lead``, the mean difference to the rank correlation of the metric in the next row, over the federations in which
-    both have values; ``lead_interval``, half the width of the lead's 90 % interval over these federations; ``worst``
-    and ``where``, see :func:`summarize`; ``misallocated``, the share of a payment that goes to the wrong clients;
-    ``interval_covers``, see :func:`covered`; ``federations``, the number of federations with values; ``ms_a_round``,
-    the metric's processor time per round in milliseconds; and ``auroc <kind>``, see :func:`summarize`.
-
-    Args:
-        results: values of all runs.
-        federations: ``{name: (federation, its ground truth)}``.
-        metrics: names of the metrics.
-        costs: ``{metric: cost}``, the result of :func:`costs`.
-    """
+    """Summarize the scores by set of federations: :data:`BY_SET`, the best metric first."""
     names, parts = [*metrics], []
     for which in SETS:
         some = {name: each for name, each in federations.items() if each[0].set == which}
@@ -182,16 +137,7 @@ def two_digits(value: float) -> str:
 
 
 def scores_of(results: BenchResults, federations: Known) -> DataFrame:
-    """Compare each run of a metric with the truth: a table with one row per run and one column per score.
-
-    Args:
-        results: values of all runs.
-        federations: ``{name: (federation, its ground truth)}``.
-
-    Returns:
-        A table with the columns ``federation``, ``seed``, ``metric``, ``spearman``, ``error`` and, for
-        each kind of bad clients, ``auroc <kind>``.
-    """
+    """Compare each run of a metric with the truth: a table with one row per run and one column per score."""
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
@@ -206,29 +152,14 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations in ``scores``, the table of :func:`scores_of`, over the seeds. Return a table with
-    one row per metric and one column per federation."""
+    """Average the rank correlations over the seeds: a row per metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
 def costs(
     federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Cost]:
-    """Measure the cost of every metric per round, in a fit with this metric alone.
-
-    The cost is the time that the metric itself takes. For a metric that is computed once from the data, this time is
-    divided by the number of rounds. For a metric with a client algorithm, the cost is the time by which a round takes
-    longer than a round of a fit without metrics.
-
-    Args:
-        federation: the federation in which costs are measured.
-        entries: ``{name: entry}`` of the metrics.
-        path: CSV file in which costs are stored, so that they are not measured again; None to store nothing.
-        say: function that is called with a message for each metric.
-
-    Returns:
-        ``{metric: cost}``; metrics that fail are left out.
-    """
+    """Measure each metric's cost per round in a fit of its own, or read it from ``path``."""
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
     kept = None if path is None else ResultFile(path, COST_COLUMNS)
     rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
@@ -255,15 +186,7 @@ def _between_seeds(results: BenchResults, federation: str, metric: str) -> float
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the width of the t-interval of a metric's mean rank correlation over federations.
-
-    It follows from the variance over seeds within each federation. A federation with a single seed gets the mean
-    variance of the others; the result is NaN if all federations have one seed.
-
-    Args:
-        runs: the metric's rows of :func:`scores_of`.
-        level: coverage of the interval.
-    """
+    """Compute half the width of the t-interval of a metric's mean rank correlation, from its variance over seeds."""
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():

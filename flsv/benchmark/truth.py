@@ -79,19 +79,14 @@ class Truth:
         return self.values.mean(0)
 
     def interval(self, level: float = 0.9) -> Tensor:
-        """Compute half the width of the interval of :attr:`mean`, float64 ``[n]``, by Student's t over the seeds.
-
-        It is NaN for a single seed.
-        """
+        """Compute half the width of the interval of :attr:`mean`, float64 ``[n]``, by Student's t over the seeds."""
         count = len(self.seeds)
         variance = self.values.var(0, correction=min(1, count - 1)) / count
         return half_width(variance, torch.full_like(variance, count - 1), level)
 
     @property
     def ceiling(self) -> float:
-        """Mean, over the seeds, of the rank correlation of a seed's values with the mean values of the other seeds.
-
-        A metric of a single run can hardly exceed it. It is NaN for a single seed."""
+        """Mean, over the seeds, of the rank correlation of a seed's values with the mean values of the other seeds."""
         values = self.values
         others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
         return fmean(map(spearman, values, others)) if len(values) > 1 else NAN
@@ -159,11 +154,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
 
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
-    """Return ``{name: hash}`` of the settings on which a coalition's utility depends.
-
-    For tables outside of the package, data and versions are included. The location of the data is
-    not.
-    """
+    """Return ``{name: hash}`` of the settings on which a coalition's utility depends."""
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}

@@ -30,19 +30,47 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
 from flsv.benchmark.truth import SEEDS
-from flsv.cli.command import display_path, printer
-from flsv.cli.parsers import QUICK, bench_parser
+from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
 #: The federation in which costs are measured, which needs no download.
 COSTS_IN = "digits_dirichlet"
+#: Federations of ``--quick``: few clients, no download, one for each kind of difference between clients.
+QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
+
+
+def _parser() -> argparse.ArgumentParser:
+    out = Path("runs/benchmark")
+    parser = command_parser("flsv bench", __doc__)
+    parser.add_argument(
+        "--metric",
+        action="append",
+        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
+        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
+    )
+    parser.add_argument(
+        "--federations",
+        nargs="+",
+        help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
+    )
+    parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
+    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
+    parser.add_argument("--list", action="store_true", help="list the metrics and federations")
+    parser.add_argument("--seeds", type=from_1, help="number of runs of every federation. Default: 3")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given; without costs",
+    )
+    parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
+    return parser
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
     """Run ``flsv bench`` with the command-line arguments ``args``; return the exit status: 1 if a metric has failed in
     a federation or has a value in no federation, else 0."""
-    options = bench_parser().parse_args(list(args))
+    options = _parser().parse_args(list(args))
     if options.list:
         _list()
         return 0
@@ -61,16 +89,14 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return ``{name: entry}`` of the metrics ``names``. If one of them is the user's own, add the package's
-    :data:`BASELINES` to compare it with."""
+    """Return ``{name: entry}`` of the metrics ``names``, and of :data:`BASELINES` if one is the user's own."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return ``{name: (federation, truth)}`` of the requested federations; the truth has the clients' retrained Shapley
-    values. Check all of the user's own federations before the first coalition is trained."""
+    """Return ``{name: (federation, truth)}`` of the requested federations."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -79,8 +105,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the truth of a federation, the clients' retrained Shapley values. The package has the truth of its own
-    federations; for any other federation, first train the coalitions, unless ``out`` has their results already."""
+    """Return the packaged truth, or train the coalitions of a federation that is not the package's."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -119,8 +144,8 @@ def _report(
 
 
 def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
-    """Return ``{metric: cost}``, measured in the federation :data:`COSTS_IN`. Only if that
-    federation was not requested and the user has one of their own, measure the costs in that."""
+    """Return ``{metric: cost}``, measured in :data:`COSTS_IN`, or in a federation of the user's own if only such were
+    requested."""
     own = [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
 

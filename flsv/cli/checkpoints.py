@@ -48,8 +48,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the value by which the best round is chosen has been logged. The first call after a validation
-        sets which value that is."""
+        """Return whether the value that selects the best round is logged; the first call chooses this value."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -76,24 +75,8 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Return the path of the newest checkpoint (``"last"``), or of the best checkpoint of the run to which the newest
-    one belongs (``"best"``).
-
-    If all runs are in folders that Lightning numbers, such as ``version_3``, the newest checkpoint is the ``last.ckpt``
-    of the run with the highest number, because copying files changes their times. Otherwise the files' times decide.
-
-    Checkpoints are searched for in the folders of the trainer's first logger (in ``checkpoints`` below the root folder
-    if there is no logger), and where a ``ModelCheckpoint`` of the trainer writes.
-
-    Args:
-        word: ``"last"`` or ``"best"``.
-        trainer: the command's trainer.
-        weights_only: as in ``torch.load``.
-
-    Raises:
-        ConfigurationError: there is no checkpoint, or no best one; or the newest, which names the best one, cannot be
-            read.
-    """
+    """Return the path of the newest checkpoint (``"last"``), or of the best one of the run that has the newest
+    (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
     patterns += [(Path(own.dirpath), "*.ckpt") for own in _model_checkpoints(trainer) if own.dirpath is not None]
@@ -118,10 +101,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
 
 def _age(path: Path) -> tuple[int, int, int] | None:
-    """Return a key that sorts checkpoints by age; None if a checkpoint is not in the folder of a numbered run.
-
-    The key has the run's number, the number of a ``last`` file (0 for other files), and the file's time.
-    """
+    """Return a key that sorts checkpoints by age; None for one outside of the folder of a numbered run."""
     run, last = _NUMBERED.fullmatch(path.parent.parent.name), _LAST.fullmatch(path.stem)
     if run is None or path.parent.name != "checkpoints":
         return None

@@ -1,26 +1,22 @@
-"""Functions that all commands use: parsers whose help is a module's docstring, handling of signals, and output while
-the user waits. The module imports little, so that commands start fast."""
+"""Functions that all commands use: parsers whose help is a module's docstring, signals and warnings. The module imports
+little, so that commands start fast."""
 
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import os
-import re
 import signal
 import sys
 import textwrap
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from flsv.utilities import progress
 from flsv.utilities.display import display_path as display_path
+from flsv.utilities.display import plain
 
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -36,31 +32,9 @@ def status_of(stop: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Import torch and Lightning within this context without looking for garbage, where they are not imported yet.
-
-    What is imported stays to the end, and to look through its million objects again and again would take a third of
-    the time of a command's start.
-    """
-    first = "torch" not in sys.modules and gc.isenabled()
-    if first:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if first:
-            gc.freeze()
-            gc.enable()
-            atexit.register(gc.unfreeze)  # else triton tells of leaks
-
-
-@contextmanager
 def terminable() -> Iterator[None]:
-    """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones.
-
-    Several signals may arrive, because a process group is stopped by a signal to each of its processes, and rank 0 also
-    passes its signal on to the processes that it has started.
-    """
+    """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
+    # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
     stops = [Terminated]
     usual = sys.unraisablehook
 
@@ -69,8 +43,7 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Send SIGTERM again a moment later if :class:`Terminated` was raised where Python ignores exceptions: in a
-        ``__del__``, or in the callback of a weak reference, of which matplotlib has many."""
+        # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many.
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -94,8 +67,7 @@ _GIVE_WARNINGS = ("warnings", "lightning_utilities.core.rank_zero", "lightning.f
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Show flsv's own warnings as one line within this context, without the place in the code, which users of a command
-    do not need; show warnings of other packages and of the user's own modules as usual."""
+    """Show flsv's own warnings as one line within this context, without the place in the code."""
     shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
@@ -120,19 +92,6 @@ def _origin() -> str:
     while frame is not None and frame.f_globals.get("__name__") in (*_GIVE_WARNINGS, __name__):
         frame = frame.f_back
     return "" if frame is None else str(frame.f_globals.get("__name__"))
-
-
-_ROLE = re.compile(r":\w+:`~?([^`]*)`")
-
-
-def plain(text: str) -> str:
-    """Return a docstring's text without roles and double backticks.
-
-    Example:
-        >>> plain("``--tests``: see :func:`flsv.functional.wasserstein`")
-        '--tests: see flsv.functional.wasserstein'
-    """
-    return _ROLE.sub(r"\1", text).replace("``", "")
 
 
 def filled(text: str, width: int) -> str:
@@ -162,123 +121,20 @@ class TextHelp(argparse.HelpFormatter):
         super().start_section(None if heading is None else filled(heading, self._width - 1))
 
 
-_NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
-
-
-def number_hint(wrong: str) -> str:
-    """Return ". Did you mean ...?" with the number with which a text begins; "" if it begins with no number, or is a
-    number.
-
-    Example:
-        >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
-        ('. Did you mean 0.1?', '. Did you mean 0.1?', '')
-    """
-    found = _NUMBER.match(wrong)
-    return f". Did you mean {found[0].replace(',', '.')}?" if found and found[0].replace(",", ".") != wrong else ""
-
-
-class _Parser(argparse.ArgumentParser):
-    """``ArgumentParser`` whose errors about mistyped numbers suggest a number."""
-
-    def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"invalid \w+ value: '(.*)'$", message)
-        super().error(f"{message}{number_hint(wrong[1]) if wrong else ''}")
-
-
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return an ``ArgumentParser`` with :class:`TextHelp` that accepts no abbreviated options."""
-    return _Parser(prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False)
+    return argparse.ArgumentParser(
+        prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
+    )
 
 
-class Waiting:
-    """Line on a terminal that shows what the command is doing, until something else is printed. It also shows the
-    seconds that have passed, and a progress bar while :mod:`flsv.utilities.progress` counts something.
-
-    Args:
-        what: the text of the line.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what, self._count = what, ""
-        self._over, self._since = threading.Event(), time.monotonic()
-        self._draw()
-        self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
-        self._thread.start()
-
-    def _keep_drawing(self) -> None:
-        while not self._over.wait(1.0):
-            self._draw()
-
-    def _draw(self) -> None:
-        text = f"{self._what}{self._count}"
-        if (seconds := int(time.monotonic() - self._since)) > 0:
-            text += f" ({seconds} s)"
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    def now(self, what: str) -> None:
-        """Replace the text of the line, and count its seconds from 0 again."""
-        self._what, self._since = what, time.monotonic()
-        self._draw()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Show a progress bar: ``done`` of ``total`` pieces of ``what``. :mod:`flsv.utilities.progress` calls this."""
-        full = round(BAR * done / max(total, 1))
-        self._count = f" [{'=' * full}{' ' * (BAR - full)}] {done}/{total} {what}"
-
-    def hide(self) -> None:
-        """Remove the progress bar."""
-        self._count = ""
-
-    def end(self) -> None:
-        """Erase the line from the terminal, and stop drawing it."""
-        self._over.set()
-        self._thread.join()
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-#: Characters of a bar.
-BAR = 20
-_waiting: list[Waiting] = []
-_printed: set[str] = set()
-
-
-def waiting(what: str, quiet: bool = False, first: bool = False) -> None:
-    """Show on stderr what the command is doing: on a terminal as a line, until :func:`done_waiting` or until a
-    :func:`printer` prints something; without a terminal as a text that is printed once.
-
-    Args:
-        what: the text.
-        quiet: whether to show nothing.
-        first: whether a new command begins, so that texts of earlier commands may be printed again.
-    """
-    if first:
-        _printed.clear()
-    if quiet:
-        return
-    if not sys.stderr.isatty():
-        if what not in _printed:
-            print(what, file=sys.stderr, flush=True)
-        _printed.add(what)
-    elif _waiting:
-        _waiting[0].now(what)
-    else:
-        _waiting.append(Waiting(what))
-        progress.attach(_waiting[0])
-
-
-def done_waiting() -> None:
-    """Remove the line of :func:`waiting`, if there is one."""
-    while _waiting:
-        line = _waiting.pop()
-        progress.detach(line)
-        line.end()
+def from_1(text: str) -> int:
+    """Parse a whole number from 1 on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
+    return int(text)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Return a function that removes the line of :func:`waiting` and prints a text; if ``quiet``, it does nothing."""
-
-    def say(text: str) -> None:
-        done_waiting()
-        print(text, flush=True)
-
-    return (lambda text: None) if quiet else say
+    """Return a function that prints a text at once; if ``quiet``, it does nothing."""
+    return (lambda text: None) if quiet else lambda text: print(text, flush=True)

@@ -49,9 +49,8 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table with a row for each column of the data and a column for each client: the fraction of the client's
-    training samples that have no value there. The table's first column, ``is read as``, tells how a column of the data
-    is used."""
+    """Return what each column ``is read as``, and the fraction of each client's training samples without a value
+    there."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]

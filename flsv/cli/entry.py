@@ -1,12 +1,8 @@
-"""``flsv``: the choice of the subcommand, and the handling of errors.
-
-Modules are imported only when they are needed, so that the version and the list of subcommands are shown at once.
-"""
+"""``flsv``: the choice of the subcommand, whose module is imported when it runs, and the handling of errors."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import logging
@@ -16,9 +12,7 @@ import warnings
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, done_waiting, importing, one_line_warnings, status_of, terminable, waiting
-from flsv.cli.configs import check_words
-from flsv.cli.parsers import check_arguments
+from flsv.cli.command import NO_BARS, one_line_warnings, status_of, terminable
 from flsv.utilities.atomic_files import Vanished
 from flsv.utilities.errors import ConfigurationError
 
@@ -43,10 +37,8 @@ OWN = {
 MANY_FITS = ("retrain", "repeat", "bench")
 #: Subcommands that distribute their fits over the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
-#: Subcommands that show by themselves what they are doing.
-WAITING = ("report", "repeat", "retrain")
-#: Subcommands that do not import PyTorch.
-AT_ONCE = ("init", "new")
+#: Subcommands that read their arguments before they import PyTorch, or do not import it.
+AT_ONCE = ("init", "new", "report")
 QUIET = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIETLY = {
@@ -67,15 +59,8 @@ _GO_ON = ", a fit that has saved a checkpoint with --ckpt_path last."
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        args: the arguments; by default those of the process.
-
-    Returns:
-        The exit status: 0 after success; 2 for a configuration that cannot work; 1 if a file cannot be written or has
-        vanished, or a metric fails in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
-    """
+    """Run the command line, and return the exit status: 2 for a configuration that cannot work, 130 after Ctrl-C, 143
+    after SIGTERM."""
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
@@ -119,11 +104,7 @@ def _failed(why: str, status: int = 1) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that vanished while the command wrote it, if ``error`` was raised because of that;
-    else None.
-
-    TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
-    """
+    """Return the error about a file that vanished while the command wrote it; None if ``error`` is another one."""
     while error is not None:
         if isinstance(error, Vanished):
             return error
@@ -137,42 +118,19 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
-    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
-        check_words(given)
-        check_arguments(first, given[1:])
-        waiting(f"flsv {first}: loading PyTorch", quiet or int(os.environ.get("RANK", 0)) > 0, first=True)
-    try:
-        return _command(given, first, quiet)
-    finally:
-        done_waiting()
-
-
-def _command(given: list[str], first: str, quiet: bool) -> int:
-    if first == "--version":
-        print(f"flsv {__version__}")
-        return 0
-    if first in ("-h", "--help"):
-        _parser().print_help()
-        return 0
-    if first in OWN:
-        return _run_own(first, given[1:], quiet)
-    if first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
-        return _run_lightning(given, first, quiet)
-    names = [*OF_LIGHTNING, *OWN]
-    near = difflib.get_close_matches(first, names, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
+    if not first.startswith("-") or first in ("-h", "--help", "--version"):
+        _parser().parse_args([first])  # which ends the command if it is --help, --version, or no subcommand
+    if first not in AT_ONCE and not quiet and int(os.environ.get("RANK", 0)) == 0:
+        print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
+    return _run_own(first, given[1:], quiet) if first in OWN else _run_lightning(given, first, quiet)
 
 
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    with importing():
-        if command not in (*AT_ONCE, "report"):
-            _leave_out(quiet or command in MANY_FITS)
-        main: Any = importlib.import_module(f"flsv.cli.{command}").main
-    if command not in WAITING:
-        done_waiting()
+    if command not in AT_ONCE:
+        _leave_out(quiet or command in MANY_FITS)
+    main: Any = importlib.import_module(f"flsv.cli.{command}").main
     return int(main(args, quiet) or 0)
 
 
@@ -182,12 +140,10 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
             "flsv fit: name a federation to train: --config quickstart for five clients with handwritten digits, "
             "--config FILE, or options such as --data.source. flsv fit --help lists them."
         )
-    with importing():
-        _leave_out(quiet)
-        from flsv.cli.parser import make_cli
+    _leave_out(quiet)
+    from flsv.cli.parser import make_cli
 
-    waiting(f"flsv {command}: reading the configuration", quiet)
-    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=done_waiting)
+    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
@@ -202,9 +158,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="flsv SUBCOMMAND --help lists a subcommand's options. fit, validate, test and predict are "
         "LightningCLI's, with a section federation beside trainer, model and data.",
     )
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--version", action="version", version=f"flsv {__version__}", help="print the version")
     parser.add_argument(*QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only")
-    subcommands = parser.add_subparsers(title="subcommands", metavar="")
+    subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name, about in {**OF_LIGHTNING, **OWN}.items():
         subcommands.add_parser(name, help=about)
     return parser

@@ -23,15 +23,7 @@ _TEMPLATE = Path(__file__).parent / "templates" / "flower"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Copy packaged configurations into a folder, or a project template into a new folder; never overwrite files.
-
-    Args:
-        args: the arguments of the command line after ``init``.
-        quiet: whether to print nothing.
-
-    Raises:
-        ConfigurationError: there is no such configuration, or a file or folder exists already.
-    """
+    """Copy packaged configurations, or a project template, into a folder; never overwrite files."""
     parser = command_parser("flsv init", __doc__)
     parser.add_argument(
         "folder", metavar="DIR", type=Path, nargs="?", help="folder of the files; by default the working folder"

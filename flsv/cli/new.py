@@ -32,16 +32,6 @@ FILES = {
 def new(name: str, out: Path = Path()) -> Path:
     """Write a package with a new metric from templates.
 
-    Args:
-        name: the name of the class, such as ``UpdateNorm``, or of the package, such as ``update_norm``.
-        out: the folder in which the package's folder is created.
-
-    Returns:
-        The package's folder.
-
-    Raises:
-        ConfigurationError: the name is not a valid name in Python, or another module or a folder has it already.
-
     Example:
         >>> import tempfile
         >>> folder = new("UpdateNorm", Path(tempfile.mkdtemp()))
@@ -74,10 +64,7 @@ def new(name: str, out: Path = Path()) -> Path:
 
 
 def names_of(name: str) -> tuple[str, str]:
-    """Return the name of the class and the name of the package, made from either of them.
-
-    Raises:
-        ConfigurationError: the name is not a valid name in Python, or begins with an underscore.
+    """Return the names of the class and the package, made from either of them.
 
     Example:
         >>> names_of("UpdateNorm"), names_of("json_lines"), names_of("MRShapley2")

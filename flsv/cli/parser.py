@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +25,6 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
-from flsv.cli.configs import check_checkpoint
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
@@ -67,21 +65,10 @@ class SavedConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """The LightningCLI of flsv, with the arguments of :class:`flsv.FederatedLoop` in the section ``federation``.
+    """The LightningCLI of flsv, with a section ``federation``; if ``quiet``, it does not say where results are."""
 
-    The numbers of clients and classes are not options: metrics and the model get them from the data.
-
-    Args:
-        quiet: whether to print nothing about where the results are.
-        loaded: function that is called when all modules are imported and the arguments are parsed.
-        arguments: positional arguments of ``LightningCLI``.
-        options: keyword arguments of ``LightningCLI``.
-    """
-
-    def __init__(
-        self, *arguments: Any, quiet: bool = False, loaded: Callable[[], None] = lambda: None, **options: Any
-    ) -> None:
-        self.quiet, self._loaded = quiet, loaded
+    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
+        self.quiet = quiet
         given = options.get("args")
         self._asked = next(iter(sys.argv[1:] if given is None else given), None)
         self._new_folder: Path | None = None
@@ -104,11 +91,6 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments as LightningCLI does, then call ``loaded``."""
-        super().parse_arguments(parser, args)
-        self._loaded()
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options is null."""
@@ -162,7 +144,7 @@ class FederatedCLI(LightningCLI):
         return cast(FederatedLoop, find_loop(callbacks_of(self.trainer)))
 
     def identity(self) -> Identity:
-        """Set up the data, and return the identity of this experiment without its seed. Only for ``run=False``."""
+        """Set up the data of a CLI made without ``run``, and return the experiment's identity without its seed."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
@@ -198,18 +180,15 @@ class FederatedCLI(LightningCLI):
         print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print a text that names the fit's results and further commands, or only its first ``lines`` lines. Print
-        nothing on other ranks than 0, or if the run writes no files (:func:`leaves_files`)."""
+        """Print, on rank 0, where the results are and further commands, or the first ``lines`` lines of that."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would replace the configured model by the checkpoint's. Here the configured model is
-        used, or refused if the checkpoint's weights do not fit it."""
+        """Do nothing: Lightning would replace the configured model by the checkpoint's."""
 
     def before_fit(self) -> None:
-        """Replace ``--ckpt_path last`` or ``best`` by a path, and check that the checkpoint exists and, for a fit, that
-        the folder can be written. All four subcommands call this before they run."""
+        """Find the checkpoint to start from, and check that a fit can write into its folder."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -223,8 +202,8 @@ class FederatedCLI(LightningCLI):
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path uses the initial weights.", stacklevel=2)
-        elif config.ckpt_path is not None:
-            check_checkpoint(config.ckpt_path)
+        elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
+            raise ConfigurationError(f"there is no checkpoint {config.ckpt_path}.")  # one with a colon is a URL
         if self.subcommand != "fit":
             self._leave_no_run(config)
 
@@ -252,17 +231,8 @@ class FederatedCLI(LightningCLI):
             print(f"Predictions: {self.written.where}")
 
 
-def make_cli(
-    args: list[str] | None = None, run: bool = True, quiet: bool = False, loaded: Callable[[], None] = lambda: None
-) -> FederatedCLI:
-    """Parse a command line, build the objects that it describes and, with ``run``, run its subcommand.
-
-    Args:
-        args: the arguments; default: those of the process. Without ``run`` they contain no subcommand.
-        run: whether to run the subcommand.
-        quiet: whether to print neither where weights come from nor where results are.
-        loaded: function that is called when all modules are imported and the arguments are parsed.
-    """
+def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
+    """Parse a command line, build its objects and, with ``run``, run its subcommand (without ``run`` it has none)."""
     return FederatedCLI(
         L.LightningModule,
         FederatedDataModule,
@@ -276,5 +246,4 @@ def make_cli(
         save_config_kwargs={"save_to_log_dir": False},
         args=args,
         quiet=quiet,
-        loaded=loaded,
     )

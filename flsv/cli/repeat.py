@@ -14,21 +14,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import NO_BARS, display_path, done_waiting, printer, waiting
+from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
-from flsv.cli.parsers import check_runs, repeat_parser
 from flsv.cli.saved_run import dealt_once
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
-from flsv.results.files import RUNS
-from flsv.results.folder import FolderLock, run_folder
+from flsv.results.folder import RUNS, FolderLock, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import numbers, percent, with_intervals
 from flsv.utilities.csv_files import save_table
@@ -46,34 +43,14 @@ def repeat(
     first_seed: int = 0,
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
-    wait: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Run a federation several times with different seeds, and average the clients' contributions.
-
-    Args:
-        runs: the number of runs, 2 or more.
-        arguments: arguments of ``flsv fit``.
-        out: the folder below which each run writes into a folder of its own.
-        first_seed: the first run's seed; the next runs have the following seeds.
-        bars: whether to show the fits' progress bars.
-        say: function that is called with a line of text when a run begins.
-        wait: function that is called before each long step, with a text that says what is done.
-
-    Returns:
-        A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the path of
-        its file. ``runs`` is the number of runs in which the client has a value; ``share`` is the client's
-        share of the means above 0, for metrics that are suitable for payment.
-
-    Raises:
-        ConfigurationError: fewer than 2 runs; the folder holds runs of another configuration or other data; the runs do
-            not give the same samples to the clients; the runs have no metrics.
-    """
-    check_runs(runs)
-    wait("flsv repeat: reading the configuration and the data")
+    """Run a federation with several seeds; return a table with the columns ``HEADER`` of the reader, and its file."""
+    if runs < 2:
+        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
     with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
-        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say, wait)
+        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
     rows = seed_summary(made)
@@ -88,7 +65,6 @@ def _runs(
     out: Path,
     bars: bool,
     say: Callable[[str], None],
-    wait: Callable[[str], None],
 ) -> list[Run]:
     done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
@@ -98,7 +74,6 @@ def _runs(
             run = open_run(done[name])
         else:
             say(f"Run {len(made) + 1} of {len(seeds)}: seed {seed}")
-            wait(f"flsv repeat: starting the run with seed {seed}")
             run = _fit(arguments, seed, out / name, bars)
             kept.add([[name, os.path.relpath(run.folder, out)]])
         made.append(run)
@@ -113,7 +88,7 @@ def _runs(
 def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
     own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
     own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
-    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True, loaded=done_waiting).trainer))
+    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
     if not run.ended:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Run the same command again.")
     return run
@@ -121,14 +96,17 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
-    options, rest = repeat_parser().parse_known_args(list(args))
-    bars = sys.stdout.isatty() and not quiet
-    say, wait = printer(quiet), partial(waiting, quiet=quiet)
+    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
+    parser = command_parser("flsv repeat", __doc__, further)
+    parser.add_argument("runs", metavar="N", type=int, help="number of runs; comes before all other arguments")
+    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="seed of the first run; the next runs have the next seeds"
+    )
+    options, rest = parser.parse_known_args(list(args))
+    bars, say = sys.stdout.isatty() and not quiet, printer(quiet)
     with FolderLock(options.out):
-        rows, path = repeat(
-            options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=say, wait=wait
-        )
-    done_waiting()
+        rows, path = repeat(options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=say)
     if not quiet:
         _show(rows, options.runs)
     print(f"Summary: {display_path(path)}")

@@ -18,29 +18,56 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from flsv.cli.command import display_path, done_waiting, importing, waiting
-from flsv.cli.parsers import budget_of, report_parser
+from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.choices import Negatives
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
-    parser = report_parser()
+    parser = command_parser("flsv report", __doc__)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
+    parser.add_argument("--client", help="number or name of a client, for the page that this client may see")
+    parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
+    terms = parser.add_argument_group("shares of a budget")
+    terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
+    terms.add_argument(
+        "--by",
+        metavar="METRIC",
+        help="values to share out by: a metric of the run, or retrained. Default: retrained after "
+        "flsv retrain, else the "
+        "run's only metric that is suitable for payment",
+    )
+    terms.add_argument(
+        "--rule",
+        choices=get_args(Negatives),
+        help="how values below 0 are paid. zero (default): they get nothing. shift: all values are counted from the "
+        "lowest. softmax: everybody gets something. refuse: an error",
+    )
+    terms.add_argument(
+        "--currency", help="currency of the budget, such as EUR; it determines the decimals of the amounts"
+    )
+    terms.add_argument(
+        "--judged-by-partners",
+        action="store_true",
+        help="accept values for which the partners judged models themselves; a partner that lies takes others' shares",
+    )
     options = parser.parse_args(list(args))
-    budget = budget_of(parser, options)
-    with importing():
-        from flsv.report import open_run, write_report  # imported late: it imports torch
-        from flsv.report.basis import basis_of
-        from flsv.report.front import fitness
-        from flsv.report.shares import shares_file
-        from flsv.results.terminal import width
+    names = ("by", "rule", "currency", "judged_by_partners")
+    given = {name: value for name in names if (value := getattr(options, name))}
+    if given and options.budget is None:
+        parser.error(f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000")
+    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
+    from flsv.report.basis import basis_of, fitness
+    from flsv.report.shares import shares_file
+    from flsv.results.terminal import width
 
-    waiting("flsv report: reading the run and drawing the page", quiet)
+    budget = None if options.budget is None else Budget(options.budget, **given)
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, shares_file(page)]
-    done_waiting()
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         run = open_run(options.run)

@@ -36,20 +36,19 @@ from __future__ import annotations
 import importlib
 import signal
 import warnings
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import joblib
 import torch
 from pandas import DataFrame
 
-from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
-from flsv.cli.parsers import retrain_parser
+from flsv.cli.command import Terminated, command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
 from flsv.engines.ranks import ranks_of_environment
@@ -91,7 +90,6 @@ def retrain(
     jobs: Count | None = None,
     threads: Count | None = 1,
     say: Callable[[str], None] = lambda text: None,
-    wait: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Train a run's federation again with only some of its clients, and compute the clients' values from the results.
 
@@ -111,7 +109,6 @@ def retrain(
         threads: the number of threads of each of these processes; None: as many as use all cores. Give None only if
             this process has not used PyTorch's threads itself.
         say: called with lines of text about the progress.
-        wait: called before each long step with a text that says what is being done.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
@@ -129,10 +126,6 @@ def retrain(
     _check_performance(metric, mode)
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
-    def told(text: str) -> None:
-        say(text)
-        wait("flsv retrain: training coalitions")
-
     with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
         for text in facts.warned:
             warnings.warn(text, stacklevel=2)
@@ -145,8 +138,7 @@ def retrain(
             by = [facts.by] if len(names) == 1 else names
             learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
         trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
-        wait("flsv retrain: training coalitions")
-        found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, told)
+        found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
     rows = _table(found, facts, bool(overrides))
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
@@ -263,25 +255,62 @@ def _workers_of(backend: str | None) -> Iterator[None]:
         yield
 
 
+def _parser() -> ArgumentParser:
+    """Return the parser of ``flsv retrain``."""
+    further = "Further arguments are those of flsv fit and override the run's configuration."
+    parser = command_parser("flsv retrain", __doc__, further)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument(
+        "--trainings",
+        dest="which",
+        choices=get_args(Which),
+        default="both",
+        metavar="WHICH",
+        help=f"coalitions to train: {', '.join(get_args(Which))}; default: both; singles and leave-one-out only rank",
+    )
+    performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
+    parser.add_argument(
+        "--metric",
+        help=f"score of a model: {performances}, or a value that the module logs; default: as in the run's metrics",
+    )
+    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument(
+        "--judges",
+        choices=get_args(Judges),
+        help="whose samples models are scored on: the server's, or those that all clients hold out; "
+        "default: as in the run",
+    )
+    parser.add_argument("--rounds", type=from_1, help="rounds of each training; default: as in the run")
+    parser.add_argument("--seeds", type=from_1, help="trainings of each coalition, each with another seed; default: 3")
+    parser.add_argument(
+        "--participation",
+        choices=get_args(Participation),
+        default="drawn",
+        help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
+    )
+    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt; no values"
+    parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
+    jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
+    parser.add_argument("--jobs", type=from_1, help=jobs)
+    backend = "backend of joblib whose workers train, such as dask; default: processes of this machine"
+    parser.add_argument("--backend", metavar="NAME", help=backend)
+    return parser
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
-    options, rest = retrain_parser().parse_known_args(list(args))
+    options, rest = _parser().parse_known_args(list(args))
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0
-    waiting("flsv retrain: reading the run and its data", silent)
-    say, wait = printer(silent), partial(waiting, quiet=silent)
+    say = printer(silent)
     without, backend = vars(options).pop("without"), vars(options).pop("backend")
-    with (
-        _workers_of(backend),
-        FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext(),
-        _terminated(),
-    ):
+    lock = FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext()
+    with _workers_of(backend), lock, _terminated():
         if without:
             changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
             path = _without(options.run, without, options, changes, torch.get_num_threads())
         else:
-            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=say, wait=wait)
-    done_waiting()
+            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=say)
     if rank:
         return
     if not (quiet or without):

@@ -32,7 +32,7 @@ from flsv.games.performance import (
     title_of,
     warn_of_rarity,
 )
-from flsv.results.files import RECORD
+from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of

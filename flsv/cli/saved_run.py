@@ -15,7 +15,7 @@ from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.games.performance import Judges
-from flsv.results.files import CONFIG, RECORD, find_config_of
+from flsv.results.folder import CONFIG, RECORD, find_config_of
 from flsv.utilities.errors import ConfigurationError
 
 #: Sections of a saved configuration that define a federation.
@@ -34,19 +34,7 @@ QUIET = (
 
 @contextmanager
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
-    """Yield the arguments from which :func:`make_run` builds a run's trainer, module and data again, and the run's
-    seed.
-
-    The arguments refer to a file in a temporary folder that exists only within this context; its path is the second
-    argument.
-
-    Args:
-        run: the run's folder.
-        arguments: arguments of ``flsv fit``, which override the run's configuration.
-
-    Raises:
-        ConfigurationError: the folder has no configuration.
-    """
+    """Yield the arguments that build a run's parts again, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
     with dealt_once(config, first) as file:
@@ -60,8 +48,7 @@ def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
-    """Yield arguments of ``flsv fit`` for a resolved configuration in which seeds that are None in the sections
-    ``data`` and ``federation`` are ``seed``. So the partition stays the same whatever ``--seed_everything`` is."""
+    """Yield arguments of a fit whose partition does not follow ``--seed_everything``: its open seeds are ``seed``."""
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
@@ -78,17 +65,7 @@ def _with_seed(config: Any, seed: int) -> Any:
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Check that the clients and their samples are the same as in the run.
-
-    Args:
-        run: the run's folder, for the message.
-        record: the content of the run's ``run.json``.
-        identity: the identity of the data to check.
-        names: the names of the clients in these data.
-
-    Raises:
-        ConfigurationError: clients are new or missing, or have other samples; the message names them.
-    """
+    """Check that the clients and their samples are the same as in the run."""
     before = record["clients"]
     if [*names] != before:
         found = [f"its clients are {', '.join(before)}, and these are {', '.join(names)}"]
@@ -109,15 +86,7 @@ def changed_settings(run: Path, identity: Identity) -> list[str]:
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return ``(performance, mode)``, the performance measure that all metrics of a run use, in the form of the
-    metrics' arguments of these names.
-
-    The mode is None if the measure needs none. If no metric has a measure, it is accuracy. In place of accuracy per
-    class it is balanced accuracy, the mean of the classes' accuracies.
-
-    Raises:
-        ConfigurationError: the metrics use several measures, or an object that the command line cannot name.
-    """
+    """Return ``(performance, mode)`` as the arguments of a run's metrics; accuracy if none has a performance."""
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
     for by in (found | loop.contribution_metrics.performances).values():

@@ -3,6 +3,6 @@ Nothing in this package runs within a fit."""
 
 from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run
-from flsv.results.budget import Budget
+from flsv.report.shares import Budget
 
 __all__ = ["Budget", "Run", "open_run", "read_run", "write_report"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flsv.report.reading import Run, over_seeds
-from flsv.results.text import WORDS, joined, nearest_first, titled
+from flsv.results.text import WORDS, joined, nearest_first, percent, small_gain, titled
 from flsv.utilities.csv_files import NAN, read_rows
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
@@ -27,40 +28,37 @@ ALL_TAKE_PART = "all members of a coalition train in every round"
 
 @dataclass(frozen=True)
 class Basis:
-    """One value per client, by which clients are ordered and a budget is shared out.
+    """One value per client, by which clients are ordered and a budget is shared out."""
 
-    Args:
-        key: the name of a metric, or ``"retrained"``.
-        title: the values' name as the page shows it.
-        of: a description of the runs that the values come from: seeds, rounds and date.
-        values: ``[n]``, the clients' values, NaN for a client without one.
-        low: ``[n]``, the lower ends of the values' intervals. For values of one seed from metrics that train no
-            coalitions, all are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
-        high: ``[n]``, the upper ends of the intervals; NaN where ``low`` is NaN.
-        by: the name in ``run.json`` and ``retrained.csv`` of the performance whose change the values distribute among
-            the clients; "" if there is none.
-        to_pay_by: False if the metric's documentation advises against payment by its values.
-        seeds: the number of seeds over which the values are averaged.
-        trained: whether the values come from training coalitions, after the run or during it.
-        judged: whether models were scored on the clients' own validation samples instead of the server's.
-        ranks_only: whether so few coalitions were trained that the values only rank the clients.
-        majority: the fraction of the validation set in its most frequent class; NaN unless ``by`` is the accuracy.
-        coalitions: a description of the coalitions that were trained; "" if none were, or if it is not known which.
-    """
-
+    #: The name of a metric, or `"retrained"`.
     key: str
+    #: The values' name as the page shows it.
     title: str
+    #: A description of the runs that the values come from: seeds, rounds and date.
     of: str
+    #: `[n]`, the clients' values, NaN for a client without one.
     values: Sequence[float]
+    #: `[n]`, the lower ends of the values' intervals. For values of one seed from metrics that train no coalitions, all
+    #: are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
     low: Sequence[float]
+    #: `[n]`, the upper ends of the intervals; NaN where `low` is NaN.
     high: Sequence[float]
+    #: The name in `run.json` and `retrained.csv` of the performance whose change the values distribute among the
+    #: clients; "" if there is none.
     by: str = ""
+    #: False if the metric's documentation advises against payment by its values.
     to_pay_by: bool = True
+    #: The number of seeds over which the values are averaged.
     seeds: int = 1
+    #: Whether the values come from training coalitions, after the run or during it.
     trained: bool = False
+    #: Whether models were scored on the clients' own validation samples instead of the server's.
     judged: bool = False
+    #: Whether so few coalitions were trained that the values only rank the clients.
     ranks_only: bool = False
+    #: The fraction of the validation set in its most frequent class; NaN unless `by` is the accuracy.
     majority: float = NAN
+    #: A description of the coalitions that were trained; "" if none were, or if it is not known which.
     coalitions: str = ""
 
     @property
@@ -75,17 +73,7 @@ class Basis:
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """Return the values by which a budget is shared out.
-
-    Args:
-        run: the run.
-        by: the name of a metric, or ``"retrained"``. None: the values by retraining, if there are any; else those of
-            the only metric of the run that is suitable for payment.
-
-    Raises:
-        ConfigurationError: nothing was measured; there are no values called ``by``; or ``by`` is None and there is not
-            exactly one choice.
-    """
+    """Return the values by which a budget is shared out: ``by``, or the only choice; raise if there is none."""
     if "of_rounds" in run.record:
         raise ConfigurationError(
             f"{run.folder} has values of single rounds, which {run.record['of_rounds']} ran. They are no basis for "
@@ -110,12 +98,8 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values that a page without a budget shows; None if nothing was measured.
-
-    If there are values by retraining, return these. Otherwise return those of one metric: of the metric suitable for
-    payment that is first in :func:`nearest_first`; without such a metric, of the first with one value per client;
-    without that, of the first metric.
-    """
+    """Return the values of a page without a budget: by retraining, else by the most suitable metric; None without
+    any."""
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
@@ -125,16 +109,13 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the names of the metrics by which a budget could be shared out. Metrics whose lower values are better,
-    such as costs, and metrics of pairs of clients are left out."""
+    """Return the metrics by which a budget could be shared out: no costs, and no metrics of pairs of clients."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values by which to share out: ``by`` if it is not None, else the only name in
-    ``suitable``. Raise ConfigurationError if ``by`` is not in ``known``, or if there is not exactly one suitable
-    name."""
+    """Return the name of the values to share out by: ``by``, or else the only name in ``suitable``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -200,19 +181,52 @@ def _retrained(run: Run) -> Basis:
     )
 
 
+#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
+MOSTLY = 0.7
+#: Verdicts on values that may become a basis for payment.
+PAYABLE = ("unfinished", "metric", "one_class", "one_seed", "judged", "seeds")
+
+
+def verdict(run: Run, basis: Basis) -> str:
+    """Return the name of the sentence on whether the values of ``basis`` are suitable for payment: of the first thing
+    that speaks against it, or ``"judged"`` or ``"seeds"`` if nothing does."""
+    reasons = {
+        "rounds": "of_rounds" in run.record,
+        "unsuitable": not basis.to_pay_by,
+        "ranking": basis.ranks_only,
+        "unfinished": not run.ended and basis.key != RETRAINED,
+        "metric": not basis.trained,
+        "one_class": basis.majority >= MOSTLY,
+        "one_seed": basis.seeds == 1,
+        "judged": basis.judged,
+    }
+    return next((name for name, here in reasons.items() if here), "seeds")
+
+
+def fitness(run: Run, basis: Basis) -> str:
+    """Return a sentence on whether the values of ``basis`` are suitable as a basis for payment, and one on a small
+    gain."""
+    name = verdict(run, basis)
+    facts = {
+        "rounds": run.record.get("of_rounds"),
+        "unsuitable": basis.key,
+        "one_class": percent(basis.majority),
+    }
+    return " ".join([WORDS["fitness"][name].format(facts.get(name, basis.seeds)), *small_gain_of(basis)])
+
+
+def small_gain_of(basis: Basis) -> list[str]:
+    """Return the sentence of :func:`flsv.results.text.small_gain` if the values come from trained coalitions."""
+    return small_gain(basis.by, math.fsum(x for x in basis.values if x == x)) if basis.trained else []
+
+
 def by_partners(by: str) -> bool:
     """Return whether the clients score the models on their own validation samples for the performance called ``by``."""
     return by.startswith(CLIENTS)
 
 
 def trained_from(row: Mapping[str, Any], planned: int | None) -> tuple[str, str, str]:
-    """Return three texts about the trainings from which values by retraining come: their seeds, their rounds, and the
-    settings that differ from the run's ("" if none do).
-
-    Args:
-        row: a row of ``retrained.csv``.
-        planned: the number of rounds for which the run was configured; None or -1: no limit.
-    """
+    """Return texts on the seeds and rounds of values by retraining, and on changed settings ("" if there are none)."""
     return _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed") or ""
 
 

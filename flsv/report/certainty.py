@@ -12,12 +12,16 @@ few seeds are too small on average, by the factor :math:`c_4(S)` known from qual
 
 On the 28 federations of ``flsv.benchmark`` with five seeds, payments by two seeds and by two others differ by 4.2 %;
 the estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over the federations.
+
+Where seeds are too few, :class:`Trials` has what went to the wrong clients in ``docs/results/predicted.csv``: means
+over held-out federations, of one seed with each client alone, and of three seeds with each alone and all but one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,14 +33,7 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 
 def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
-    """Estimate which fraction of a payment would go to other clients if the clients' values were averaged over S other
-    seeds.
-
-    Args:
-        without: ``[S, n]``; row k has the n clients' shares if the values are averaged over all seeds but the k-th.
-
-    Returns:
-        The fraction; NaN with fewer than two seeds.
+    """Estimate the fraction of a payment that S other seeds would move, from the shares ``[S, n]`` without each seed.
 
     Example:
         >>> round(moved_by_seeds([[0.52, 0.48], [0.48, 0.52], [0.50, 0.50]]), 3)
@@ -51,11 +48,7 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 
 
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
-    """Estimate the fraction of a payment by ``basis`` that would go to other clients if the run had had other seeds.
-
-    Return NaN if there is a single seed, or if the treatment of negative values, ``rule``, is neither ``"zero"`` nor
-    ``"refuse"``.
-    """
+    """Estimate the fraction of a payment that other seeds would give to other clients; NaN if it is not known."""
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
@@ -68,26 +61,49 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return ``{score: fraction}`` for each score other than the one that ``basis`` uses: the fraction of a payment by
-    retraining that this score would give to other clients. Return ``{}`` if ``basis`` is a metric."""
+    """Return ``{score: fraction of a payment by retraining that this score gives to other clients}``."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
-    heads = [head for head in rows[0] if head.startswith(BY_SCORE)]
-    shares = [row["share"] for row in rows]
-    return {
-        head.removeprefix(BY_SCORE): moved(shares, [number_or_nan(row[head]) for row in rows])
-        for head in heads
-        if head.removeprefix(BY_SCORE) != basis.by.partition(" of ")[0].partition(" (")[0]
-    }
+    own, shares = basis.by.partition(" of ")[0].partition(" (")[0], [row["share"] for row in rows]
+    scores = [head.removeprefix(BY_SCORE) for head in rows[0] if head.startswith(BY_SCORE)]
+    found = {by: moved(shares, [number_or_nan(row[f"{BY_SCORE}{by}"]) for row in rows]) for by in scores if by != own}
+    return {by: part for by, part in found.items() if part == part}
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the fraction of a payment that goes to other clients if the shares are ``other [n]`` instead of ``one
-    [n]``. Clients whose share is NaN in either are left out.
+    """Compute the fraction of a payment that goes to other clients by shares ``other [n]`` instead of ``one [n]``.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
         0.1
     """
     return sum(abs(a - b) for a, b in zip(one, other) if a == a and b == b) / 2
+
+
+class Trials(NamedTuple):
+    """Fractions of a payment that went to the wrong clients, with one seed and three, of up to ``most`` clients."""
+
+    #: The largest number of clients in these federations.
+    most: int
+    #: The fraction with values of one seed.
+    one: float
+    #: The fraction with values averaged over three seeds.
+    several: float
+
+
+#: Federations in which all clients take part in every round, by the number of clients; and those with a sampler.
+EVERYBODY, DRAWN = (Trials(7, 0.09, 0.07), Trials(16, 0.08, 0.06)), Trials(7, 0.04, 0.03)
+
+
+def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[float, str]:
+    """Return the fraction of a payment that went to the wrong clients in similar trials, and a text on these.
+
+    Example:
+        >>> misallocated(5, drawn=False, seeds=1)
+        (0.09, 'with up to 7 clients, all of them in every round')
+    """
+    trials = DRAWN if drawn else next((each for each in EVERYBODY if num_clients <= each.most), EVERYBODY[-1])
+    who = "some of them drawn for each round" if drawn else "all of them in every round"
+    further = "" if num_clients <= trials.most else f" (here there are {num_clients})"
+    return trials.several if seeds > 1 else trials.one, f"with up to {trials.most} clients{further}, {who}"

@@ -43,8 +43,7 @@ def bars(
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
-    """Return a bar chart of ``values [k]`` with ``names [k]``. The intervals, whose low and high ends are ``ends [2,
-    k]``, are dark if they come from runs with several seeds (``of_seeds``), and pale otherwise."""
+    """Return a bar chart of ``values [k]`` with intervals ``ends [2, k]``, dark if they are of several seeds."""
     known = np.array(values, dtype=float)
     reach = np.array([known - ends[0], ends[1] - known])
     errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
@@ -67,9 +66,7 @@ def steps(
     unit: str,
     less_is_better: bool,
 ) -> Markup:
-    """Return a waterfall chart that leads from ``start`` to ``end`` with one step per name; the heights of the steps,
-    ``values``, add up to ``end - start``. If ``less_is_better`` (as for an error), steps down have the color of
-    gains."""
+    """Return a waterfall chart from ``start`` to ``end``, whose steps are ``values``."""
     words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
     heads = [*names, "start", "end"]
 
@@ -114,9 +111,7 @@ def _level(axis: Any, names: Sequence[str]) -> None:
 
 
 def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """Let ``draw`` draw on a matplotlib axis, and return the chart as an SVG element; return "" if drawing fails.
-    ``title`` and ``words`` are read out by screen readers; ``height`` of the chart and space ``below`` it are in
-    inches."""
+    """Return what ``draw`` draws as an SVG element, "" if it fails; ``height`` and ``below`` are in inches."""
     buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in words)
     # The same chart always has the same bytes; names are text that can be searched and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):

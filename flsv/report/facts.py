@@ -11,30 +11,21 @@ from markupsafe import Markup
 
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import drawing
-from flsv.report.basis import BY_SCORE, RANKING_ONLY, SHARE_BY, by_partners, retrained_from
+from flsv.report.basis import BY_SCORE, MOSTLY, RANKING_ONLY, SHARE_BY, by_partners
+from flsv.report.basis import retrained_from as retrained_from
 from flsv.report.certainty import moved
-from flsv.report.front import MOSTLY
-from flsv.report.html import heat, section, table
+from flsv.report.html import heat, table
 from flsv.report.reading import Run
 from flsv.results.text import NONE, WORDS, number, numbers, percent, titled, with_intervals
 from flsv.utilities.csv_files import NAN, number_or_nan
 
-#: The sentences of the pages.
-SAY: Mapping[str, str] = WORDS["page"]
 #: Largest relative error with which values are said to add up to a difference.
 TOLERANCE = 0.01
-RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
 def share(part: float, whole: float) -> float:
     """Return ``part / whole``; NaN if the whole is 0."""
     return part / whole if whole else NAN
-
-
-def of_rounds(record: Mapping[str, Any]) -> list[str]:
-    """Return a list with the caveat on values of rounds that another framework trained; an empty list if flsv trained
-    the rounds. ``record`` is the content of ``run.json``."""
-    return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -46,24 +37,20 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
-    """Return the caveats on a metric's values.
-
-    Args:
-        metric: the metric's entry in ``run.json``.
-        errors: whether the values have standard errors or intervals.
-    """
+    """Return the caveats on a metric's values; ``metric`` is its entry in ``run.json``."""
     found = [WORDS["judged"]] if metric.get("judges") == "clients" else []
     found += WORDS["caveats"].get(metric["class"], ())
     return found if errors else [*found, WORDS["no_error"]]
 
 
 def caveats_of(run: Run) -> list[str]:
-    """Return the caveats on the values of a run's metrics, each once, preceded by the names of the metrics
-    concerned."""
+    """Return the caveats on a run's values: first those on its metrics, each once, after the metrics' names."""
     of = _grouped(
         (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
     )
-    return [f"{', '.join(m)}: {text}" for text, m in of.items()]
+    seeds = WORDS["one_seed"] if run.seeds == 1 else WORDS["some_seeds"].format(run.seeds)
+    rounds = [WORDS["of_rounds"].format(run.record["of_rounds"])] if "of_rounds" in run.record else []
+    return [*(f"{', '.join(m)}: {text}" for text, m in of.items()), seeds, *rounds]
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
@@ -75,8 +62,7 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Format the values of some clients as ``{metric: cells}``, one cell per client. For metrics whose intervals are of
-    the kind :data:`BRACKETS`, a cell also has the client's interval in brackets."""
+    """Format the values of some clients as ``{metric: cells}``, with intervals if they are :data:`BRACKETS`."""
     found = {}
     for metric in run.metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
@@ -85,10 +71,12 @@ def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 
 
 def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
-    """Return one sentence for each kind of interval that the metrics have, such as :data:`BRACKETS`. It says what the
-    intervals mean and, if only charts show them, names the metrics."""
+    """Return one sentence on each kind of interval of the metrics, with the metrics' names if only charts show it."""
     of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
-    return [kind if kind == BRACKETS else SAY["intervals"].format(", ".join(names), kind) for kind, names in of.items()]
+    return [
+        kind if kind == BRACKETS else f"Intervals of {', '.join(names)}, in the charts: {kind}."
+        for kind, names in of.items()
+    ]
 
 
 def adding_up(run: Run) -> list[str]:
@@ -109,14 +97,7 @@ def direction(run: Run, metric: str) -> int:
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
-    """Return a section with charts of each metric's values over the rounds, from the first round with a value.
-
-    Args:
-        run: the run.
-        clients: the numbers of the clients to show.
-        names: these clients' names.
-        titles: ``{metric: title of its chart}`` for the metrics to draw.
-    """
+    """Return charts of the metrics' values over the rounds, ``titles`` is ``{metric: title}``."""
     charts = []
     for metric, title in titles.items() if run.rounds > 1 else ():
         history = run.history(metric)[list(clients)].dropna(how="all")
@@ -124,15 +105,13 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
             title = title if run.seeds == 1 else f"{title} ({WORDS['own_rounds']})"
             rounds = [index + 1 for index in history.index]
             charts.append(drawing.lines(names, history.to_numpy(dtype=float), rounds, title))
-    return section("Over the rounds", *charts)
+    return Markup("").join(charts)
 
 
 def classes(
     run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
 ) -> Markup:
-    """Return a section with one heatmap for each metric whose values have several columns (classes, or, for example,
-    other clients). It shows the last values of some ``clients``; ``corner`` is the title of the column of their
-    ``names``."""
+    """Return a heatmap of the last values of some ``clients`` for each metric with several columns."""
     charts = []
     for metric in metrics:
         columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
@@ -144,7 +123,7 @@ def classes(
         values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
         caption = f"{metric} by {what}: blue is above 0, orange below"
         charts.append(heat(names, titles, values.tolist(), corner, caption))
-    return section("Class by class", *charts)
+    return Markup("").join(charts)
 
 
 def algorithm(run: Run) -> str:
@@ -188,18 +167,8 @@ def logged(run: Run) -> list[tuple[str, str]]:
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
 
 
-def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
-    """Return the section on values by retraining: an introduction that says what was trained, according to a ``row`` of
-    ``retrained.csv``, and then ``parts``."""
-    samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
-    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), titled(row["by"]), samples)
-    return section("Retrained with some clients only", intro, *parts)
-
-
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table with one row per client: its share by retraining, then its shares by other scores and without each
-    seed. The last row has the fraction of the payment that each of these columns would give to other clients. Return ""
-    if there are no other shares."""
+    """Return a table of the clients' shares by other scores and without each seed, and what these would move."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -208,25 +177,21 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
         [name, percent(row["share"]), *map(percent, of)] for name, row, of in zip(names, rows, zip(*paid.values()))
     ]
     shares = [row["share"] for row in rows]
-    cells.append([SAY["to_others"], NONE, *(percent(moved(shares, paid[head])) for head in heads)])
+    cells.append(["paid to different partners", NONE, *(percent(moved(shares, paid[head])) for head in heads)])
     titles = (f"by {titled(head.removeprefix(BY_SCORE))}" if head.startswith(BY_SCORE) else head for head in heads)
     return table(["client", "share", *(title.removeprefix(f"{SHARE_BY} ") for title in titles)], cells)
 
 
-def reading(run: Run, *more: str) -> Markup:
-    """Return the section on how to read the metrics: what they are, their caveats, and the sentences in ``more``."""
-    seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
-    return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
-
-
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the names of the M classes, and each client's number of samples of each class. Return None if the samples
-    have no classes, or if M is below ``least`` or above ``most``."""
+    """Return the names of the M classes and each client's samples of them; None unless M is ``least`` to ``most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
-def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """Return three texts, a client's value, interval and share by retraining, from its row of ``retrained.csv``."""
-    value, low, high = (number(row[name]) for name in ("value", "low", "high"))
-    return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
+def retrained_values(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return a chart and a table of values by retraining: the clients' names, and their rows of ``retrained.csv``."""
+    value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
+    bars = drawing.bars(names, value, (low, high), of_seeds=len(str(rows[0]["seeds"]).split()) > 1)
+    ends = [f"{number(a)} to {number(b)}" if a == a else NONE for a, b in zip(low, high)]
+    cells = zip(names, map(number, value), ends, (percent(row["share"]) for row in rows))
+    return bars + table(["client", "value", "90 % interval", "share"], [list(row) for row in cells])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flsv.results.text import number
+from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.results.text import WORDS, number, titled
 from flsv.utilities.charts import shortened_name
 
 #: Largest number of columns of a heatmap with numbers in its cells.
@@ -29,35 +30,14 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_templates.filters["titled"] = titled
 _parts: Any = _templates.get_template("parts.html").module
 
 
-def to_html(page: Mapping[str, Any]) -> str:
-    """Return the HTML file for a page: a mapping with its title, subtitle, and the sections of its front and
-    appendix."""
-    return _templates.get_template("report.html").render(page)
-
-
-def section(title: str, *parts: Markup | str | Sequence[str] | None) -> Markup:
-    """Return a heading with ``parts`` below it: texts become paragraphs, sequences become lists; "" if there are no
-    parts."""
-    return _parts.section(title, [_block(part) for part in parts if part]) if any(parts) else Markup("")
-
-
-def _block(part: Markup | str | Sequence[str]) -> Markup:
-    if isinstance(part, Markup):
-        return part
-    return _parts.paragraph(part) if isinstance(part, str) else _parts.bullets(part)
-
-
-def warning(text: str) -> Markup:
-    """Return the text as a paragraph that is set off as a warning."""
-    return _parts.paragraph(text, "warning")
-
-
-def command(text: str) -> Markup:
-    """Return a shell command as HTML from which it can be copied."""
-    return _parts.command(text)
+def render(template: str, **content: Any) -> str:
+    """Return the HTML file for a page: a template of this package with its ``content``."""
+    known = {"words": WORDS, "BRACKETS": BRACKETS, "table": table}
+    return _templates.get_template(template).render(known | content)
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
@@ -67,8 +47,7 @@ def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Return an HTML table of texts. The first column is aligned left, the others right unless ``texts``. On a
-    telephone the rows of a wide table become cards, if the table has a header."""
+    """Return an HTML table of texts, aligned right but for the first column; wide rows become cards on a telephone."""
     pieces = []
     for part in _slices(len(head) - 1, WIDEST):
         shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
@@ -81,8 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Return a heatmap of ``values [k][M]`` with k ``names`` and M ``columns``: blue above 0, orange below, the
-    stronger the further from 0. ``corner`` is the header of the column of names."""
+    """Return a heatmap of ``values [k][M]``: blue above 0, orange below, the stronger the further from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 

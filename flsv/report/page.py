@@ -1,19 +1,16 @@
 """The report of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
 
-:mod:`flsv.report.for_all` and :mod:`flsv.report.for_one` compute its content, and one template lays it out.
+:mod:`flsv.report.for_all` and :mod:`flsv.report.for_one` compute what the templates show.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flsv.report.first_page import NUMBERS
-from flsv.report.for_all import page_for_all
+from flsv.report.for_all import NUMBERS, page_for_all
 from flsv.report.for_one import page_for_one
-from flsv.report.html import to_html
 from flsv.report.reading import open_run, over_seeds
-from flsv.report.shares import shares_file, shares_of
-from flsv.results.budget import Budget
+from flsv.report.shares import Budget, shares_file, shares_of
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import save_table
@@ -59,7 +56,7 @@ def write_report(
     page, numbers = page_for_all(run, shares) if who is None else (page_for_one(run, who, shares), None)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
-        draft.write(to_html(page).encode())
+        draft.write(page.encode())
     if numbers is not None:
         save_table(beside, numbers)
     if shares is not None and who is None:

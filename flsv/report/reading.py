@@ -16,7 +16,7 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.confidence import half_width
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.metrics.intervals import LEVEL
-from flsv.results.files import RECORD, RETRAINED, RUNS, find_contributions
+from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
@@ -267,12 +267,7 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run as :class:`RepeatedRun`, with the means over all runs of the ``flsv repeat`` that made it; return
-    the run itself if ``flsv repeat`` did not make it.
-
-    Raises:
-        ConfigurationError: the runs do not have the same data, see :func:`repeated_runs`.
-    """
+    """Return a run with the means over all runs of its ``flsv repeat``; the run itself if it has none."""
     runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
     if not runs:
         return run
@@ -291,8 +286,7 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Summarize the last values of runs with different seeds in a table with the columns :data:`HEADER` and one row per
-    metric and client. Unknown numbers are NaN. ``metrics`` are all metrics of the runs by default."""
+    """Return a table of the last values of runs with different seeds: :data:`HEADER`, a row per metric and client."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -320,12 +314,7 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that made this run; an empty list if it did not make it, or has
-    finished fewer than two.
-
-    Raises:
-        ConfigurationError: the runs do not give the same samples to the clients.
-    """
+    """Return all finished runs of the ``flsv repeat`` that made this run; empty if there are fewer than two."""
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]

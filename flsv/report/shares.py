@@ -10,13 +10,68 @@ import numpy as np
 import torch
 from pandas import DataFrame
 
-from flsv.functional.allocation import Negatives, allocate
+from flsv.functional.allocation import allocate
 from flsv.report.basis import Basis, basis_of
 from flsv.report.reading import Run
-from flsv.results.budget import Budget
 from flsv.results.text import NONE, WORDS, joined, percent
+from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
+from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
+
+#: Currencies whose amounts have no decimals, and those with three; all others have two.
+WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
+THREE = "BHD IQD JOD KWD LYD OMR TND"
+
+
+@checked
+@dataclass(frozen=True)
+class Budget:
+    """A budget, and the rule by which it is shared out.
+
+    Args:
+        amount: the amount to be shared out.
+        by: the name of a metric of the run, or ``"retrained"``. None: values by retraining if there are any, else the
+            run's only metric that is suitable for payment.
+        rule: the treatment of values below 0, see :func:`flsv.allocate`.
+        currency: the currency's code, such as ``"EUR"``; it determines the number of decimals.
+        judged_by_partners: whether to accept values for which the clients scored the models on their own validation
+            samples.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or the amount has more decimals than the currency.
+
+    Example:
+        >>> Budget(100, currency="EUR").text(33.3), Budget(1_000_000, currency="JPY").text(123456)
+        ('33.30 EUR', '123,456 JPY')
+    """
+
+    amount: Positive
+    by: str | None = None
+    rule: Negatives = "zero"
+    currency: str = ""
+    judged_by_partners: bool = False
+
+    def __post_init__(self) -> None:
+        if round(self.amount, self.decimals) != self.amount:
+            raise ConfigurationError(
+                f"a budget of {self.amount} {self.currency}: expected {self.decimals} decimals at most."
+            )
+
+    @property
+    def decimals(self) -> int:
+        code = self.currency.upper()
+        return 0 if code in WHOLE.split() else 3 if code in THREE.split() else 2
+
+    @property
+    def unit(self) -> float:
+        """Return the smallest amount of the currency, such as 0.01."""
+        return float(f"1e-{self.decimals}")
+
+    def text(self, amount: float) -> str:
+        """Return an amount as text, with the currency's decimals and its code."""
+        return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
+
 
 #: Columns with an amount or a share.
 AMOUNTS = ("share", "share_low", "share_high", "amount", "amount_low", "amount_high")
@@ -30,20 +85,16 @@ def shares_file(page: Path) -> Path:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of a budget.
+    """The shares of a budget."""
 
-    Args:
-        budget: the budget.
-        basis: the values by which the budget is shared out.
-        table: one row per client, with the columns :data:`HEADER`: ``share``, the client's fraction of the budget;
-            ``share_low`` and ``share_high``, its share if its own value moved to the low or the high end of its
-            interval and the others' stayed; ``amount``, ``amount_low`` and ``amount_high``, the same in money, rounded
-            to the currency's decimals; ``finding``, a text on copies and outliers among its updates. Unknown numbers
-            are NaN.
-    """
-
+    #: The budget.
     budget: Budget
+    #: The values by which the budget is shared out.
     basis: Basis
+    #: One row per client, with the columns :data:`HEADER`: `share`, the client's fraction of the budget; `share_low`
+    #: and `share_high`, its share if its own value moved to the low or the high end of its interval and the others'
+    #: stayed; `amount`, `amount_low` and `amount_high`, the same in money, rounded to the currency's decimals;
+    #: `finding`, a text on copies and outliers among its updates. Unknown numbers are NaN.
     table: DataFrame
 
     @property
@@ -64,8 +115,7 @@ class Shares:
         return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
 
     def written(self) -> DataFrame:
-        """Return the table as ``shares.csv`` holds it: amounts have the currency's decimals, shares six decimals,
-        values six digits. Columns without any entry are left out."""
+        """Return the table as ``shares.csv`` holds it: rounded, without empty columns."""
         digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(AMOUNTS[3:], f".{self.budget.decimals}f")
         digits |= dict.fromkeys(("value", "low", "high"), ".6g")
         table = self.table.copy()
@@ -81,19 +131,7 @@ class Shares:
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values.
-
-    Args:
-        run: the run.
-        budget: the budget.
-
-    Returns:
-        Every client's share and amount.
-
-    Raises:
-        ConfigurationError: the run has no suitable values, see :func:`basis_of`; clients scored the models on their own
-            samples and the budget does not consent to that; or no client has a positive claim.
-    """
+    """Share a budget out by a run's values; raise if they are not suitable, see :func:`basis_of`."""
     basis = basis_of(run, budget.by)
     if basis.judged and not budget.judged_by_partners:
         raise ConfigurationError(

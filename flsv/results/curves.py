@@ -26,19 +26,7 @@ MOST_PER_CLASS = 500
 
 
 class Monitored(Sink):
-    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number.
-
-    For each client, it sets every metric's value (``cssv/client_0`` for client 0), the client's weight in the round,
-    and the last known scores of its own model. It also sets the numbers that belong to no single client. NaN is left
-    out.
-
-    Args:
-        trainer: the trainer whose callbacks monitor numbers.
-        metrics: names of the metrics.
-
-    Attributes:
-        names: the keys that this sink has set; the other keys belong to the module and to callbacks.
-    """
+    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number."""
 
     def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
         self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
@@ -74,14 +62,7 @@ class Point(NamedTuple):
 def points_of(
     result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
 ) -> Iterator[Point]:
-    """Yield the points that a round adds to the clients' curves: its ``changes`` and its training losses.
-
-    Args:
-        result: the round's result.
-        per_class: names of the metrics whose values per class become curves.
-        clients: n, the number of clients.
-        class_names: names of the classes, or None.
-    """
+    """Yield the points that a round adds to the clients' curves: its ``changes`` and its training losses."""
     curves = set(per_class)
     columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
     counts = Counter(metric for metric, _ in columns)
@@ -104,8 +85,7 @@ def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) ->
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
-    """Return the names of the metrics whose values per class are logged as curves, or an empty list if ``wanted`` is
-    False. Metrics whose columns are, for example, other clients instead of classes are left out."""
+    """Return the metrics whose values per class become curves, if ``wanted``."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
 
 

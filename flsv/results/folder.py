@@ -15,14 +15,17 @@ from annotated_types import Ge
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from flsv.results.files import CONTRIBUTIONS as CONTRIBUTIONS
-from flsv.results.files import RECORD as RECORD
-from flsv.results.files import RETRAINED as RETRAINED
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.declared import checked
 from flsv.utilities.display import display_path
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 
+CONTRIBUTIONS = "contributions.csv"
+RECORD = "run.json"
+RETRAINED = "retrained.csv"
+CONFIG = "config.yaml"
+#: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
+RUNS = "runs.csv"
 #: Default number of pictures of a metric in a run; TensorBoard keeps as many.
 PICTURES = 10
 
@@ -70,10 +73,7 @@ class Reporting:
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Return whether a run may write files into :func:`run_folder`.
-
-    It may not in a ``fast_dev_run``, which writes no files, nor if neither a logger nor a ``default_root_dir`` is
-    given, so that the folder would be the working folder.
+    """Return whether a run may write files: no ``fast_dev_run``, and not by default into the working folder.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
@@ -86,11 +86,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run's files, in which Lightning's ``ModelCheckpoint`` creates ``checkpoints``.
-
-    For TensorBoard and CSV loggers it is ``trainer.log_dir``; for other loggers (MLflow, Weights & Biases) ``log_dir``
-    is the folder of all runs.
-    """
+    """Return the folder of this run's files, in which ``ModelCheckpoint`` creates ``checkpoints``."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -106,6 +102,38 @@ def runs_folder(trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+
+
+def find_contributions(run: Path) -> Path:
+    """Return a run's ``contributions.csv``, given its folder, this file, or the folder of a ``flsv repeat``."""
+    folder = run.parent if run.name == CONTRIBUTIONS else run
+    if (folder / CONTRIBUTIONS).is_file():
+        return folder / CONTRIBUTIONS
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0.")
+    below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
+    if not below:
+        raise ConfigurationError(
+            f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
+        )
+    if (folder / RUNS).is_file():
+        return below[-1] / CONTRIBUTIONS
+    raise ConfigurationError(
+        f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
+    )
+
+
+def find_config_of(run: Path) -> Path:
+    """Return the path of the configuration in the folder of a run of ``flsv fit``."""
+    if (run / CONFIG).is_file():
+        return run / CONFIG
+    if (run / RECORD).is_file():
+        raise ConfigurationError(
+            f"{run} is of a run that was started from Python, and nothing tells how its module and its data are "
+            f"made (there is no {CONFIG}). In Python, make them and the Trainer as for the fit: "
+            "flsv.retrain(trainer, module, data) gives the values of flsv retrain."
+        )
+    raise ConfigurationError(f"{run} has no {CONFIG}: name the folder of a run of flsv fit.")
 
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
@@ -126,8 +154,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments with which ``flsv fit`` was started in this process, as text for another command, without
-    ``--ckpt_path`` and ``--quiet``. Return None if this process does not run ``flsv fit``."""
+    """Return the arguments of the ``flsv fit`` of this process, to use them again; None if it is another command."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:
@@ -140,15 +167,7 @@ PATIENCE = 1.0
 
 
 class FolderLock:
-    """Lock that reserves a folder for this run until :meth:`release`, or until the process ends in whatever way.
-
-    The lock is the operating system's, on the file ``.lock`` in the folder; the file remains after the release.
-
-    Args:
-        folder: the folder; created if it does not exist.
-
-    Raises:
-        ConfigurationError: another run holds the lock, or the folder cannot be written into.
+    """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
 
     Example:
         >>> import tempfile

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from flsv.metrics.needs import what_it_is
 from flsv.results.folder import RECORD
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
+from flsv.utilities.display import plain
 from flsv.utilities.errors import ConfigurationError
 
 #: Version of the layout of ``run.json``.
@@ -35,16 +35,7 @@ VERSION = 3
 
 
 class Record(Sink):
-    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends.
-
-    Args:
-        folder: the run's folder.
-        content: the file's content at the beginning, see :func:`record_of`.
-        events: a function that returns all events of the run so far.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends."""
 
     def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
         self._folder, self._content, self._events = folder, dict(content), events
@@ -83,19 +74,7 @@ def record_of(
     version: str,
     events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """Return the content of ``run.json`` for a fit that begins.
-
-    Args:
-        trainer: the fit's trainer.
-        data: the data module, set up.
-        metrics: the loop's metrics, bound to the federation, ``{name: metric}``.
-        algorithm: the federation's strategies, ``{role: strategy}``, with roles such as ``"aggregator"``.
-        settings: the hyper-parameters that the loggers get.
-        identity: the fit's identity as JSON types: its ``"settings"`` and ``"samples"``.
-        first_round: 0, or the first round of a resumed run.
-        version: the version of flsv.
-        events: the events of earlier rounds.
-    """
+    """Return the content of ``run.json`` for a fit that begins."""
     counts = data.known_class_counts
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
     classes = None if names is None else [str(name) for name in names]
@@ -144,7 +123,7 @@ def _described(metric: Metric) -> dict[str, Any]:
     columns = metric.columns() if isinstance(metric, ContributionMetric) else None
     return {
         "class": type(metric).__name__,
-        "about": _plain_words(what_it_is(metric)),
+        "about": plain(what_it_is(metric)),
         "guide": metric.guide().lines() if isinstance(metric, ContributionMetric) else {},
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
@@ -155,39 +134,20 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether a metric's values may be the basis of a payment. They may not if lower values are better, if they
-    belong to pairs of clients, or if the metric's attribute ``to_pay_by`` is False."""
+    """Return whether a metric's values may be the basis of a payment: no costs, no pairs, nor where it says so."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
 
 
-def _plain_words(text: str) -> str:
-    """Return a text without reStructuredText markup.
-
-    Example:
-        >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
-        'See flsv.metrics.CGSV, [n].'
-    """
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
-
-
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was.
-
-    Raises:
-        OSError: the file cannot be written, for example because the folder is gone.
-    """
+    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was."""
     with replacing(folder / RECORD) as file:
         file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read ``run.json`` and return its content, with the events as :class:`Event`.
-
-    Raises:
-        ConfigurationError: the file is missing, is not JSON, or has another version.
-    """
+    """Read ``run.json`` and return its content, with the events as :class:`Event`."""
     try:
         record = json.loads(path.read_bytes())
         version = record["version"]

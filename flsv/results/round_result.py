@@ -12,31 +12,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """An incident at a client, or a fault of its updates, in one round or in several.
+    """An incident at a client, or a fault of its updates, in one round or in several."""
 
-    Args:
-        client: the client's number.
-        what: the kind of fault that a filter found (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), or a
-            description of the incident.
-        first: the first round in which it occurred, from 0.
-        last: the last round in which it occurred.
-        times: the number of rounds in which it occurred.
-        of: the number of rounds in which the client has sent an update; None if that does not apply.
-        others: for a copy, the other clients with the same update.
-    """
-
+    #: The client's number.
     client: int
+    #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), or a description of the
+    #: incident.
     what: str
+    #: The first round in which it occurred, from 0.
     first: int
+    #: The last round in which it occurred.
     last: int
+    #: The number of rounds in which it occurred.
     times: int = 1
+    #: The number of rounds in which the client has sent an update; None if that does not apply.
     of: int | None = None
+    #: For a copy, the other clients with the same update.
     others: Sequence[int] = ()
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return groups of clients, as sorted numbers, that sent copies of one another's updates. A client that sent the
-    server's last step back is a group of its own.
+    """Return groups of clients that sent copies of updates; one that sent the last step back is a group.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -50,9 +46,7 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
-    """Return ``{client: (faulty, sent)}``: in how many rounds the client's update was not finite or far too large, and
-    in how many it sent an update. Clients without a faulty round are left out. Metrics ignore an update in its faulty
-    rounds.
+    """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of the clients with faults.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -84,62 +78,55 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class RoundResult:
     """The numbers of a run after a round: one row of the run's table per client and value, and the federation's
-    numbers.
+    numbers."""
 
-    Args:
-        round_index: the round's number, from 0.
-        table: all rows after the round: each client's present values of the metrics, its weight in the aggregate,
-            ``update_norm`` and ``train_loss``, and the last known scores of its own model.
-        changes: the rows of ``table`` that are new: values of metrics that differ from the previous round's, the
-            weights and update norms, and the scores if they were computed in this round; never ``train_loss``.
-        shared: the last known numbers of the whole federation, not of one client, ``{name: number}``.
-        shared_changes: the numbers in ``shared`` that were computed in this round.
-        events: the run's events so far.
-        pictures: ``{metric: function}``; a call of the function draws the metric's values.
-        drawn: whether pictures of this round are to be drawn.
-    """
-
+    #: The round's number, from 0.
     round_index: int
+    #: All rows after the round: each client's present values of the metrics, its weight in the aggregate, `update_norm`
+    #: and `train_loss`, and the last known scores of its own model.
     table: Sequence[Row]
+    #: The rows of `table` that are new: values of metrics that differ from the previous round's, the weights and update
+    #: norms, and the scores if they were computed in this round; never `train_loss`.
     changes: Sequence[Row]
+    #: The last known numbers of the whole federation, not of one client, `{name: number}`.
     shared: Mapping[str, float] = field(default_factory=dict)
+    #: The numbers in `shared` that were computed in this round.
     shared_changes: Mapping[str, float] = field(default_factory=dict)
+    #: The run's events so far.
     events: Sequence[Event] = ()
+    #: `{metric: function}`; a call of the function draws the metric's values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    #: Whether pictures of this round are to be drawn.
     drawn: bool = False
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended.
+    """The result of a run that has ended."""
 
-    Args:
-        round_index: the last round's number, from 0.
-        rounds: the number of rounds of the run.
-        table: the rows of the last round: each client's values of the metrics, ``samples``, ``rounds``, ``weight`` and
-            the scores of its own model.
-        columns: ``{metric: title of its columns}`` (such as ``"class"``).
-        to_pay_by: the names of the metrics suitable for payment, those closest to retraining first.
-        trained: the names of the metrics that train coalitions.
-        learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
-        logged: the values that the module has logged last, ``{name: value}``.
-        pictures: ``{metric: function}``; a call of the function draws the metric's values.
-    """
-
+    #: The last round's number, from 0.
     round_index: int
+    #: The number of rounds of the run.
     rounds: int
+    #: The rows of the last round: each client's values of the metrics, `samples`, `rounds`, `weight` and the scores of
+    #: its own model.
     table: pandas.DataFrame
+    #: `{metric: title of its columns}` (such as `"class"`).
     columns: Mapping[str, str]
+    #: The names of the metrics suitable for payment, those closest to retraining first.
     to_pay_by: Sequence[str]
+    #: The performances that the metrics divide among the clients, as `run.json` holds them.
     learning_record: Mapping[str, Any]
+    #: The values that the module has logged last, `{name: value}`.
     logged: Mapping[str, float]
+    #: `{metric: function}`; a call of the function draws the metric's values.
     pictures: Mapping[str, Callable[[], Any]]
+    #: The names of the metrics that train coalitions.
     trained: Sequence[str] = ()
 
 
 class Sink:
-    """Base class of objects to which a run passes its results, to store or to show them. Every method does nothing
-    unless a subclass overrides it.
+    """Base class of objects to which a run passes its results, to store or to show them.
 
     Example:
         >>> class Lines(Sink):
@@ -154,9 +141,7 @@ class Sink:
         """Process the result of a round that has ended."""
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Process values of earlier rounds that became known only now; ``results`` are in the order of the rounds and
-        hold nothing else of them. If an earlier process had passed such values on, a resumed run passes them on
-        again."""
+        """Process values of earlier rounds that became known now; a resumed run passes them on again."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

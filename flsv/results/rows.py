@@ -37,18 +37,8 @@ def column_names(metric: Metric) -> list[str] | None:
 def numbers_of(
     metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
 ) -> tuple[list[Numbers], dict[str, float]]:
-    """Return all of the metrics' numbers, copied to the host at once.
-
-    Args:
-        metrics: the metrics, ``{name: metric}``.
-        values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]`` for n clients and M columns.
-        class_names: names of the classes, or None.
-
-    Returns:
-        A list of the numbers per client: each metric's overall values with their intervals, its values per class (or
-        other column), and diagnostics with a number for each client. And ``{name: number}``, the numbers that belong to
-        no single client.
-    """
+    """Return all numbers per client of the metrics' values ``[n]`` or ``[n, M]``, and ``{name: number}`` of no
+    client."""
     found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
         metric = metrics[name]
@@ -82,17 +72,15 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the clients of the ``scores`` of their own models, ``{name:
-    [n]}``. If a client has no score (NaN), the mean is NaN, and the other two are over the other clients.
-
-    The standard deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair
-    Resource Allocation in Federated Learning", ICLR 2020, definition 1.
+    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``; the mean needs all scores.
 
     Example:
         >>> import torch
         >>> spread({"accuracy": torch.tensor([0.5, 1.0])})
         {'client_accuracy/mean': 0.75, 'client_accuracy/min': 0.5, 'client_accuracy/std': 0.25}
     """
+    # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
+    # Allocation in Federated Learning", ICLR 2020, definition 1.
     found: dict[str, float] = {}
     for name, score in scores.items():
         known = score[~score.isnan()].double()
@@ -113,13 +101,7 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
 
 
 class RoundResults:
-    """Builder of each round's result, which all sinks get.
-
-    Args:
-        metrics: the metrics, ``{name: metric}``.
-        client_names: names of the clients.
-        class_names: names of the classes, or None.
-    """
+    """Builder of each round's result, which all sinks get."""
 
     def __init__(
         self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None = None
@@ -130,13 +112,7 @@ class RoundResults:
         self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Return the rows of the run's table for the metrics' values and other numbers after a round.
-
-        Args:
-            index: the round's number, from 0.
-            values: the metrics' values, ``{name: value}``.
-            of_round: further numbers of every client, such as the weights, ``name=[n]``; names with None are left out.
-        """
+        """Return the rows of the run's table for the metrics' values and other numbers ``name=[n]`` after a round."""
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured, _ = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
@@ -162,19 +138,7 @@ class RoundResults:
         events: Sequence[Event] = (),
         drawn: bool = False,
     ) -> RoundResult:
-        """Return the result of a round.
-
-        Args:
-            index: the round's number, from 0.
-            values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]``.
-            weights: ``[n]``, the clients' aggregation weights, NaN outside the cohort.
-            losses: ``{client: training loss}``.
-            norms: ``{client: norm of its update}``.
-            scores: the last known scores of the clients' own models, ``{name: [n]}``.
-            evaluated: whether these scores were measured in this round.
-            events: the run's events so far.
-            drawn: whether pictures of this round are to be drawn.
-        """
+        """Return the result of a round; ``weights [n]`` are NaN outside the cohort, ``scores`` the last known ones."""
         measured, shared = self._measured(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
@@ -200,13 +164,7 @@ class RoundResults:
         return {name: partial(draw_metric, self._metrics[name], name, value, index) for name, value in values.items()}
 
     def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
-        """Return the result of an earlier round whose values became known only now, see :meth:`round_result`.
-
-        Args:
-            index: the round's number, from 0.
-            values: the metrics' values after that round, ``{name: value}``; calls must be in the order of the rounds.
-            drawn: whether pictures of that round are to be drawn.
-        """
+        """Return the result of an earlier round whose values became known only now, see :meth:`round_result`."""
         rows, numbers = self._measured(index, values)
         new, self._late = changes(rows, self._late), rows
         shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
@@ -214,14 +172,8 @@ class RoundResults:
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """Draw a metric's values with its own ``plot``, with their standard errors and within the metric's bounds, if any.
-
-    Args:
-        metric: the metric.
-        name: the metric's name in the run.
-        value: the metric's value.
-        round_index: the round's number, from 0; the picture's title counts from 1.
-    """
+    """Draw a metric's values with its own ``plot``, with their standard errors and within the metric's bounds, if
+    any."""
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
     bounds = metric.plot_lower_bound, metric.plot_upper_bound
     style: dict[str, Any] = {

@@ -46,20 +46,17 @@ OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 @dataclass(frozen=True)
 class Numbers:
-    """The values of one metric after a round.
+    """The values of one metric after a round."""
 
-    Args:
-        metric: the metric's name.
-        values: ``[n]`` for n clients, or ``[n, M]`` with M columns; NaN where a client has no value.
-        columns: ``{key: name}`` of the M columns; None if ``values`` are ``[n]``.
-        ends: ``[2, n]``, the low and high ends of the intervals of ``[n]`` values; None if there are no intervals.
-        clients: the n clients' numbers; None: 0 to n - 1.
-    """
-
+    #: The metric's name.
     metric: str
+    #: `[n]` for n clients, or `[n, M]` with M columns; NaN where a client has no value.
     values: Any
+    #: `{key: name}` of the M columns; None if `values` are `[n]`.
     columns: Mapping[str, str] | None = None
+    #: `[2, n]`, the low and high ends of the intervals of `[n]` values; None if there are no intervals.
     ends: Any = None
+    #: The n clients' numbers; None: 0 to n - 1.
     clients: Sequence[int] | None = None
 
 
@@ -125,15 +122,13 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last value by a metric, or by one ``column`` of it; NaN for clients without one. If ``what``
-    is ``"low"`` or ``"high"``, return that end of the value's interval instead."""
+    """Return each client's last value by a metric or a ``column`` of it, or the ``"low"`` or ``"high"`` end of it."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values, ``[r, n]``, in the r ``rounds`` for n clients. In a round without a new value, a
-    client's last value is repeated; numbers in :data:`OF_A_ROUND`, such as weights, are NaN instead."""
+    """Return a metric's values ``[r, n]`` in r rounds; old values are repeated but for :data:`OF_A_ROUND`."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
@@ -160,15 +155,7 @@ _KEY = ("round", "metric", "client", "class")
 
 
 def read_contributions(path: Path) -> DataFrame:
-    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short.
-
-    If several lines have the same round, metric, client and class, the last of them counts, and a warning names the
-    first such lines. Such files come from versions before 1.2, in which a resumed run could write values again.
-
-    Raises:
-        ConfigurationError: a line is not one that a run writes, for example because its value is not a number; the
-            message names the line.
-    """
+    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short."""
     rows: dict[tuple[Any, ...], Sequence[Any]] = {}
     lines: dict[tuple[Any, ...], list[int]] = {}
     for line, row in read_rows(path, _CELLS):
@@ -191,37 +178,13 @@ def _read(path: Path) -> list[Row]:
 
 
 class CSV(Sink):
-    """The sink that writes ``contributions.csv``, one round at a time, in one write.
-
-    The columns are ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; the
-    column's name, such as the other client's number, if the metric's columns are not classes), ``value``, the names
-    ``client_name`` and ``class_name``, and ``low`` and ``high``, the ends of an overall value's interval (see
-    :meth:`flsv.metrics.ContributionMetric.intervals`), empty if it has none.
-
-    Args:
-        path: the file.
-        client_names: names of the clients.
-    """
+    """The sink that writes ``contributions.csv`` (:data:`SCHEMA`), one round at a time, in one write."""
 
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:
         self.path, self._client_names = path, client_names
 
     def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
-        """Prepare the file for writing from ``first_round`` on: keep its complete rounds before that one, and drop the
-        others. If the file is another run's, or more than one of its rounds is to be run again, copy it under another
-        name first.
-
-        Args:
-            first_round: the next round to be written, from 0.
-            earlier: the file of the run that is resumed, if that is another file.
-
-        Returns:
-            The rows that are kept.
-
-        Raises:
-            ConfigurationError: the file to continue is not one that a run writes, see :func:`read_contributions`. Move
-                it away to let the run begin a new file.
-        """
+        """Keep the rows before ``first_round`` and return them; copy another run's file under another name first."""
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
@@ -246,8 +209,7 @@ class CSV(Sink):
         self.append(result.changes)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Insert values of earlier rounds at the rows of these rounds, in one write. Values of the same metrics and
-        rounds that an earlier process has written are replaced."""
+        """Insert values of earlier rounds at these rounds, in one write, in place of those of an earlier process."""
         late = [row for result in results for row in result.changes]
         anew = {(row.round, row.metric) for result in results for row in result.table}
         if anew:
@@ -256,11 +218,7 @@ class CSV(Sink):
             self._replace(sorted([*kept, *late], key=lambda row: row.round))
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append one round's rows, all or none; floats are written such that they read back as the same number.
-
-        Raises:
-            OSError: the rows cannot be written; the file stays as it was.
-        """
+        """Append one round's rows, all or none; floats are written such that they read back as the same number."""
         append(self.path, csv_lines(rows))
 
     def _replace(self, rows: Iterable[Row]) -> None:

@@ -54,17 +54,7 @@ Chart = list[Any]
 
 
 class TensorBoard(Sink):
-    """The sink that writes into one TensorBoard logger's folder.
-
-    Args:
-        logger: the logger; its experiment, a ``SummaryWriter``, writes the run's own file.
-        trainer: the fit's trainer, which knows the number of rounds and the values that the module logs.
-        metrics: the metrics, ``{name: metric}``.
-        client_names: names of the clients.
-        class_names: names of the classes, or None.
-        per_class: names of the metrics whose values per class become curves.
-        evaluated: whether the clients' own models are evaluated.
-    """
+    """The sink that writes into one TensorBoard logger's folder."""
 
     def __init__(
         self,
@@ -99,16 +89,8 @@ class TensorBoard(Sink):
         chosen: Mapping[str, str | int | float],
         partition: Callable[[], Figure],
     ) -> None:
-        """Write the information that is known before the first round.
-
-        Args:
-            first_round: the next round, from 0. If it is not 0, the run is resumed: all that an earlier process wrote
-                about this and later rounds is declared invalid, as by TensorBoard's own ``purge_step``, so that no
-                round is shown twice. Curves over batches of earlier rounds are kept.
-            settings: the run's hyper-parameters, ``{name: value}``.
-            chosen: the settings that distinguish this run from others, for the HParams tab.
-            partition: a function that draws which client has which data.
-        """
+        """Write what is known before the first round, and declare invalid what an earlier process wrote of later
+        ones."""
         self._first_round, self._chosen = first_round, chosen
         if first_round:
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
@@ -255,15 +237,7 @@ class TensorBoard(Sink):
 
 
 class Trackers(Sink):
-    """The sink that writes to all loggers but TensorBoard: curves, and, in W&B, MLflow and Comet, a picture of each
-    metric.
-
-    Args:
-        loggers: the trainer's loggers without those for TensorBoard.
-        per_class: names of the metrics whose values per class become curves.
-        client_names: names of the clients.
-        class_names: names of the classes, or None.
-    """
+    """The sink that writes curves, and pictures where possible, to all loggers but TensorBoard."""
 
     def __init__(
         self,
@@ -287,8 +261,7 @@ class Trackers(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
-        """Send pictures to the loggers that accept them. If a service rejects a picture, a warning is given: the run
-        has ended, and its folder holds all results."""
+        """Send pictures to the loggers that accept them; a rejection is a warning."""
         for logger in self._loggers:
             for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
                 with drawing(f"{name} of {type(logger).__name__}"):
@@ -327,8 +300,7 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
 
 
 def _wait_past(folder: Path) -> None:
-    """Wait, for at most about a second, until a new event file would sort after those in ``folder``. TensorBoard reads
-    the files in the order of their names, which begin with a time in whole seconds."""
+    """Wait up to a second for a name of an event file that sorts after those in ``folder``, as TensorBoard reads."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -344,8 +316,7 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Return the names in ``logged`` that are scores of a model (accuracy, F1, AUROC, R2) or, if there are none, the
-    names of losses and errors. Names that begin with "train" are left out.
+    """Return the names of scores (accuracy, F1, AUROC, R2), else of losses and errors, but for those of training.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])

@@ -53,17 +53,7 @@ _SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print a table of each client's samples, values and shares, the values per class, and sentences on the results.
-
-    The table shows, with shares, the metric suitable for payment whose values are closest to those by retraining. If no
-    metric is suitable, it shows all metrics, without shares. TensorBoard and the report show everything else that was
-    measured.
-
-    Args:
-        result: the run's result.
-        client_names: the n clients' names.
-        where: lines that say where the results are.
-    """
+    """Print the clients' values by the metric nearest to retraining, and sentences; all metrics if none is suitable."""
     table, count = result.table, len(client_names)
     shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by[:1] or result.columns)}
     first = next(iter(shown), None)
@@ -111,21 +101,14 @@ def _filled(line: str) -> str:
 
 
 def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return a metric's values, and the low and high ends of their intervals. For metrics that train no coalitions, the
-    ends are NaN, because their intervals are too narrow to contain the mean over many seeds often enough."""
+    """Return a metric's values and the ends of their intervals, NaN if it trains no coalitions: they are too narrow."""
     values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
     nothing = [math.nan] * clients
     return (values, low, high) if metric in result.trained else (values, nothing, nothing)
 
 
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
-    """Return each client's samples, values and shares as ``{column: cells}``, without the column of the clients' names.
-
-    Args:
-        result: the run's result; the first of its metrics suitable for payment gets a column of shares.
-        metrics: names of the metrics.
-        clients: n, the number of clients.
-    """
+    """Return each client's samples, values and shares as ``{column: cells}``."""
     names = [*metrics]
     counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
@@ -138,13 +121,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
 
 
 def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
-    """Return a table of everything that is known of each client as ``{column: cells}``: samples, rounds, the metrics'
-    values and shares (:func:`value_table`), weight, and the scores of the client's own model.
-
-    Args:
-        result: the run's result.
-        clients: n, the number of clients.
-    """
+    """Return all that is known of each client as ``{column: cells}``."""
     table = result.table
     columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients))}
     columns |= value_table(result, result.columns, clients)
@@ -165,14 +142,8 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Return the numbers of the clients to show: of up to :data:`MOST` clients, all; of more, the ten with the highest
-    and the ten with the lowest values, in descending order.
-
-    Args:
-        values: ``[n]``, the clients' values; clients with NaN are not shown if there are more than :data:`MOST`. None:
-            show the first ten and the last ten clients by number.
-        clients: n, the number of clients.
-    """
+    """Return the clients to show: up to :data:`MOST` all, of more the ten with the highest and lowest values
+    ``[n]``."""
     if clients <= MOST or values is None:
         return ends_of(range(clients), MOST)
     known = [float(value) for value in values]
@@ -186,17 +157,7 @@ def print_table(
     rows: Sequence[int] | None = None,
     corner: str = "client",
 ) -> None:
-    """Print a table with one row per name, such as a client's. If it is wider than the terminal, further columns are
-    printed below.
-
-    Args:
-        title: title of the table.
-        names: the first cell of each row.
-        columns: ``{header: cells of all rows}``, the further columns.
-        rows: indices of the rows to print; None: all. If some rows are left out and at least :data:`MOST` are printed,
-            a row of dots after the first ten marks the gap.
-        corner: header of the column of names.
-    """
+    """Print ``{header: cells}`` with a row per name, a part below the other if it is wider than the terminal."""
     cells = {head: [*column] for head, column in columns.items()}
     frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
     frame.columns.name = corner
@@ -221,8 +182,7 @@ def width() -> int | None:
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """Return lines on the model's performances whose change the metrics distribute among the clients: their values at
-    the start and end of training. Equal lines appear once. ``record`` is the run's learning record.
+    """Return lines on the model's performances at the start and end of training, from the run's learning record.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
@@ -243,25 +203,13 @@ PATIENCE = 0.5
 #: Characters that Rich's bar needs beside the logged values; and the terminal's width below which it shows no times.
 _BESIDE, NARROW = 60, 100
 #: Methods of a progress bar that are replaced during a fit.
-_REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
+_REPLACED = ("get_metrics", "_get_train_description", "_init_progress")
 #: Least number of seconds between two updates of this number.
 PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """The sink that shows the round and the client on the trainer's progress bar, and prints the clients' table at the
-    end.
-
-    Rich's and TQDM's bars show ``round 3/20`` in place of ``Epoch 2/19`` and, while coalitions are evaluated, their
-    number; Rich's bar is kept on one line. The attribute ``text`` is a function that returns further entries for the
-    bar, ``{name: text}``. The table is printed after the bar has closed. A sink serves one fit.
-
-    Args:
-        trainer: the fit's trainer, with its progress bar, if it has one.
-        client_names: names of the clients.
-        table: whether the table is printed.
-        files: whether the run writes files; the folder is then named below the table.
-    """
+    """The sink that shows round, client and ``text()`` on the trainer's progress bar, and the table after it."""
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
         self.text: Callable[[], dict[str, str]] = dict
@@ -285,43 +233,29 @@ class Terminal(Sink):
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
-        """Make the bar show the round in place of the epoch, and return True; return False for a bar that cannot."""
+        """Make Rich's bar show the round in place of the epoch, on one line; return False for another bar."""
+        if not isinstance(self._bar, RichProgressBar):
+            return False
         bar: Any = self._bar
-        of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
-        if of_rich:
-            bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
-            add_progress = bar._init_progress
+        bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
+        add_progress = bar._init_progress
 
-            def on_one_line(trainer: L.Trainer) -> None:
-                add_progress(trainer)
-                if bar.progress is None:
-                    return
-                *columns, logged = bar.progress.columns
-                wide = bar.progress.console.width
-                if wide < NARROW:  # the number that a person looks for is worth more than times
-                    columns = [
-                        each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)
-                    ]
-                    bar.progress.columns = (*columns, logged)
-                for column in columns:
-                    if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
-                        column._table_column = Column(no_wrap=True)
-                logged._table_column = Column(
-                    no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20)
-                )
+        def on_one_line(trainer: L.Trainer) -> None:
+            add_progress(trainer)
+            if bar.progress is None:
+                return
+            *columns, logged = bar.progress.columns
+            wide = bar.progress.console.width
+            if wide < NARROW:  # the number that a person looks for is worth more than times
+                columns = [each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)]
+                bar.progress.columns = (*columns, logged)
+            for column in columns:
+                if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
+                    column._table_column = Column(no_wrap=True)
+            logged._table_column = Column(no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20))
 
-            bar._init_progress = on_one_line
-        if of_tqdm:
-            make = bar.init_train_tqdm
-
-            def with_round() -> Any:
-                made = make()
-                describe = made.set_description
-                made.set_description = lambda *_: describe(self._round(self._trainer.current_epoch))
-                return made
-
-            bar.init_train_tqdm = with_round
-        return of_rich or of_tqdm
+        bar._init_progress = on_one_line
+        return True
 
     def _round(self, index: int) -> str:
         rounds = self._trainer.max_epochs
@@ -350,8 +284,7 @@ class Terminal(Sink):
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
-        """Print the clients' table, if it is wanted, as soon as the progress bar has closed; a live bar would erase it.
-        Print it at once if there is no bar."""
+        """Print the clients' table once the progress bar has closed; a live bar would erase it."""
         if not self._table:
             return
         show, bar = partial(self.show_table, result), self._bar

@@ -43,8 +43,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
-    """Format a column of numbers: without decimals if all are integers; otherwise all with as many decimals as the
-    largest needs for ``digits`` significant digits or, if it is below 1e-4, each by :func:`number`. NaN becomes a dash.
+    """Format a column of numbers with as many decimals as the largest needs for ``digits`` significant digits.
 
     Example:
         >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
@@ -63,8 +62,7 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 def with_intervals(
     values: Sequence[float], low: Sequence[float], high: Sequence[float], between: str = ", "
 ) -> list[str]:
-    """Format values with their intervals in brackets, all with equally many decimals; the text ``between`` stands
-    between an interval's ends. A value without an interval has no brackets.
+    """Format values with their intervals in brackets, all with equally many decimals.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
@@ -90,11 +88,7 @@ def by_value(values: Sequence[float]) -> list[int]:
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Return the names of metrics, sorted by class: first the classes in :data:`NEAREST`, whose values were closest to
-    those by retraining in the benchmark, then all others in their given order.
-
-    Args:
-        classes: ``{name of the metric: name of its class}``.
+    """Return the names of ``{metric: class}``, those nearest to retraining first, see :data:`NEAREST`.
 
     Example:
         >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
@@ -108,14 +102,7 @@ def ranking(
     ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
     metric: str,
 ) -> list[str]:
-    """Return a list with one sentence on the clients that contributed most and least. Clients whose interval overlaps
-    the interval of the client with the highest (or lowest) value are named together with this client.
-
-    Args:
-        names: the clients' names.
-        ends: the clients' values, and the low and high ends of their intervals, ``[n]`` each. Values that round to the
-            same text count as equal.
-        metric: the name of the metric with these values.
+    """Return a sentence on who contributed most and least by ``ends [3][n]``; overlapping intervals go together.
 
     Example:
         >>> ends = [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]
@@ -140,8 +127,7 @@ def ranking(
 
 
 def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
-    """Return a text on ``clients``, any of which may have the highest, or the lowest, value: their names, or their
-    number if they are more than :data:`FEW`. ``shown`` are all clients' formatted values; equal ones count as a tie."""
+    """Return the names of clients that may all be the highest (or lowest), or their number if they are many."""
     word = "and" if len({shown[i] for i in clients}) == 1 else "or"
     if len(clients) <= FEW:
         return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)
@@ -149,8 +135,7 @@ def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequ
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
-    """Divide each value by the sum of the values above 0; values below 0 get share 0, NaN stays NaN. All shares are NaN
-    if no value is above 0.
+    """Divide each value by the sum of the values above 0; below 0 it is 0, NaN stays NaN.
 
     Example:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
@@ -166,11 +151,7 @@ def paid(values: Sequence[float]) -> list[str]:
 
 
 def titled(by: str, words: str = "titles") -> str:
-    """Return a performance's name for readers.
-
-    Args:
-        by: name of the performance, for a score of one class followed by " of " and the class.
-        words: ``"titles"`` or ``"plain"``, the section of ``words.yaml`` with the names.
+    """Return a performance's name (``name of class``) in the words of the section ``words`` of ``words.yaml``.
 
     Example:
         >>> titled("average_precision of yes"), titled("negative_loss", "plain")

@@ -26,10 +26,7 @@ PALETTE = (
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Turn an error within this context into a warning that names the picture, so that no run fails because of a
-    picture.
-
-    Put both drawing and saving into the context: matplotlib finds most errors when a figure is rendered.
+    """Turn an error while drawing or saving a picture into a warning that names it, so that no run fails.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -40,7 +37,7 @@ def drawing(picture: str) -> Iterator[None]:
         'The picture data/partition could not be drawn (ValueError: no room). The run goes on without it.'
     """
     try:
-        yield
+        yield  # to saving, too: matplotlib finds most errors when a figure is rendered
     except Exception as error:
         why = f"{type(error).__name__}: {error}".strip().split("\n")[0]
         # The caller's caller: this function's frame, then contextlib's, then the with statement.
@@ -58,19 +55,17 @@ def shortened_name(name: object) -> str:
 def label_text(name: object) -> str:
     """Return a name as text that matplotlib shows unchanged, on one line of at most 24 characters.
 
-    matplotlib reads text between two dollar signs as a formula, and leaves labels that begin with an underscore out of
-    legends; both are prevented.
-
     Example:
         >>> print(label_text("$x^{$"), label_text("_background"))
         \\$x^{\\$  _background
     """
+    # matplotlib reads text between dollar signs as a formula, and leaves labels that begin with "_" out of legends.
     text = shortened_name(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """Return a client's name for readers; if the name is a number, "client" and the number.
+    """Return a client's name for readers; "client" and the number if that is its name.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
@@ -112,17 +107,8 @@ def draw_bars(
     errors: np.ndarray | None = None,
     of_seeds: bool = False,
 ) -> None:
-    """Draw one bar per client.
-
-    Args:
-        ax: a matplotlib axis.
-        values: ``[n]``, the clients' values.
-        names: the clients' names; None for their numbers.
-        unit: unit of the values.
-        limits: lowest and highest value of the scale; None to follow the values.
-        errors: ``[2, n]``, how far the whiskers reach below and above the values; NaN for no whiskers.
-        of_seeds: whether the whiskers are from runs with several seeds (dark) or from a single run (pale).
-    """
+    """Draw one bar per client for ``values [n]``; whiskers reach ``errors [2, n]`` below and above, dark if of several
+    seeds."""
     many = len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     colors = _name_ends(ax, values, labels) if many else {}
@@ -152,16 +138,7 @@ def draw_lines(
     limits: Limits = None,
     rounds: Sequence[int] | None = None,
 ) -> None:
-    """Draw one line per client.
-
-    Args:
-        ax: a matplotlib axis.
-        rows: ``[r, n]``, the n clients' values in r rounds.
-        names: the clients' names; None for their numbers.
-        unit: unit of the values.
-        limits: lowest and highest value of the scale; None to follow the values.
-        rounds: the numbers of the r rounds; None: 1, 2, ...
-    """
+    """Draw one line per client for ``rows [r, n]``, the values in r rounds."""
     from matplotlib.ticker import MaxNLocator
 
     x = np.arange(1, len(rows) + 1) if rounds is None else np.asarray(rounds)
@@ -194,17 +171,8 @@ def draw_heatmap(
     unit: str = "",
     limits: Limits = None,
 ) -> None:
-    """Draw a heatmap with one row per client; if there are negative values, the colors are symmetric about 0.
-
-    Args:
-        ax: a matplotlib axis.
-        values: ``[n, M]``, the values of n clients in M columns.
-        titles: titles of the columns.
-        names: the clients' names; None for their numbers.
-        columns: title of the axis of the columns.
-        unit: unit of the values.
-        limits: lowest and highest value of the scale; None to follow the values.
-    """
+    """Draw a heatmap of ``values [n, M]``, a row per client, with colors symmetric about 0 if there are negative
+    values."""
     import matplotlib
 
     known = np.isfinite(values)
@@ -234,8 +202,7 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """Return two lists of client numbers: the up to five clients with the highest values, highest first, and as many
-    with the lowest values, lowest first. No client is in both; clients without a value are in neither.
+    """Return the up to five clients with the highest values, highest first, and as many with the lowest, lowest first.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -248,8 +215,7 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Return ``{client: style of its line}`` for the n clients' values in r rounds, ``rows [r, n]``. Up to
-    :data:`MOST_COLOURS` clients get a color each; of more, only those with the highest and lowest last values do."""
+    """Return ``{client: style of its line}`` for ``rows [r, n]``: a color each, or of many only for the ends."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -264,15 +230,13 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Return the indices of the values in ``line`` that have no value directly before or after them (NaN is none), so
-    that a drawn line would not show them."""
+    """Return the indices of values without a neighbor, which a line would not show."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Write the names of the clients with the highest and lowest values beside the axis; return these clients' colors,
-    ``{client: color}``."""
+    """Write the names of the highest and lowest clients beside the axis, and return ``{client: color}``."""
     top, bottom = ends(values)
     for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:

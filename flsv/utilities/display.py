@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,16 @@ def display_path(path: Path) -> str:
     except ValueError:
         path = path.resolve()
     return shlex.quote(str(path))
+
+
+def plain(text: str) -> str:
+    """Return a docstring's text without roles and double backticks.
+
+    Example:
+        >>> plain("``--tests``: see :func:`~flsv.functional.wasserstein`")
+        '--tests: see flsv.functional.wasserstein'
+    """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
 
 
 def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:

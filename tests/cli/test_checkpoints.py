@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
@@ -76,43 +78,28 @@ def test_ckpt_path_last_without_a_checkpoint_is_an_error(
     assert not list(folder.rglob("*"))
 
 
-def test_ckpt_path_last_ignores_runs_of_flsv_repeat_below_the_root_folder(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As those of flsv repeat, whose folders lie below."""
-    (checkpoint,) = trained.rglob("last.ckpt")
-    mine = tmp_path / "runs/lightning_logs/version_0/checkpoints/last.ckpt"
-    other = tmp_path / "runs/repeat/seed_1/lightning_logs/version_0/checkpoints/last.ckpt"
-    for path in (mine, other):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(checkpoint.read_bytes())
-    os.utime(other, (2e9, 2e9))
-    assert run("validate", tmp_path / "runs", "--ckpt_path", "last") == 0
-    assert f"Weights from {mine}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("names", "newest"),
     [
         (["version_9/last", "version_10/best", "version_10/last-v1", "version_10/last"], "version_10/last-v1"),
         (["version_2/last", "version_10/best"], "version_10/best"),
         (["version_10/last", "mine/last"], "version_10/last"),  # names have no order: by time
+        (["version_0/last", "repeat/seed_1/version_1/last"], "version_0/last"),  # flsv repeat's lie below
     ],
 )
 def test_the_last_run_is_that_with_the_largest_number_whatever_the_files_times(
-    names: list[str], newest: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: list[str], newest: str, tmp_path: Path
 ) -> None:
     """As after a copy without times, which may be younger in the older run, and in the best checkpoint."""
-    (checkpoint,) = trained.rglob("last.ckpt")
     paths = {}
     for age, name in enumerate(sorted(names, key=lambda name: name == newest and "mine" not in str(names))):
-        run_name, file = name.split("/")
-        paths[name] = tmp_path / "runs/lightning_logs" / run_name / "checkpoints" / f"{file}.ckpt"
+        run_name, _, file = name.rpartition("/")
+        paths[name] = tmp_path / "lightning_logs" / run_name / "checkpoints" / f"{file}.ckpt"
         paths[name].parent.mkdir(parents=True, exist_ok=True)
-        paths[name].write_bytes(checkpoint.read_bytes())
+        paths[name].touch()
         os.utime(paths[name], (2e9 - age, 2e9 - age))
-    assert run("validate", tmp_path / "runs", "--ckpt_path", "last") == 0
-    assert f"Weights from {paths[newest]}" in capsys.readouterr().out
+    trainer = L.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path))
+    assert find_checkpoint("last", trainer) == paths[newest]
 
 
 @pytest.mark.parametrize(

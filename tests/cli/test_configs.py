@@ -33,13 +33,12 @@ def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
     assert find_config("fedavg") == Path("fedavg.yaml")
 
 
-@pytest.mark.parametrize(
-    ("given", "near"), [("quickstrat", "quickstart"), ("configs/fedavg.yaml", "fedavg"), ("fedavg.yaml", "fedavg")]
-)
-def test_unknown_configuration_suggests_the_five_nearest_names(given: str, near: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"Did you mean --config {near}, which comes") as caught:
-        find_config(given)
-    assert str(caught.value).partition("Nearest by name: ")[2].count(", ") == 4
+def test_unknown_configuration_names_the_five_nearest() -> None:
+    with pytest.raises(
+        ConfigurationError, match="there is no configuration file quickstrat. .*: quickstart, "
+    ) as caught:
+        find_config("quickstrat")
+    assert str(caught.value).count(", ") == 4
 
 
 def test_init_copies_configurations_and_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:

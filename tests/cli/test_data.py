@@ -91,9 +91,8 @@ def test_flsv_warnings_are_printed_in_one_line_and_other_warnings_unchanged(tmp_
     rows += [(f"c{i % 3}", ("Graz", "graz", "Linz")[i % 3], ("yes", "Yes", "no")[i % 3], str(i % 2)) for i in range(60)]
     options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]
     (tmp_path / "mine.py").write_text("import warnings\n\nwarnings.warn('look here', stacklevel=1)\n")
-    code = "import gc, sys, warnings\nfrom flsv.cli import entry\nfrom flsv.cli.command import one_line_warnings\n"
+    code = "import sys, warnings\nfrom flsv.cli import entry\nfrom flsv.cli.command import one_line_warnings\n"
     code += "with one_line_warnings():\n    import mine\nassert entry.main(sys.argv[1:]) == 0\n"
-    code += "assert gc.isenabled() and gc.get_freeze_count() > 300_000\n"  # nothing that is imported is garbage
     done = subprocess.run(
         [sys.executable, "-c", code, "data", *options], capture_output=True, text=True, check=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

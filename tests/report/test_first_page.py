@@ -14,15 +14,15 @@ import pytest
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import Basis
-from flsv.report.certainty import moved, moved_by_seeds
-from flsv.report.front import verdict
-from flsv.results.text import WORDS, shares_in
+from flsv.report.basis import Basis, verdict
+from flsv.report.certainty import DRAWN, EVERYBODY, misallocated, moved, moved_by_seeds
+from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
 from helpers.runs import at_fault, make_game, make_run, repeated, retold
 
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
+TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
 
 
@@ -40,17 +40,6 @@ def test_values_are_called_suitable_only_if_nothing_speaks_against_payment(tmp_p
     assert suitable == [({}, True, False, True, False, 3), ({}, True, False, True, True, 3)]
     retrained = replace(here, key="retrained", ranks_only=False, majority=NAN)
     assert verdict(replace(run, record=told), retrained) == "judged"  # the run itself may go on
-
-
-def test_every_sentence_of_the_pages_is_used() -> None:
-    source = "".join(path.read_text() for path in Path(__file__).parents[2].glob("flsv/report/*.py"))
-    unused = [
-        name
-        for section in ("front", "page", "fitness")
-        for name in WORDS[section]
-        if not re.search(f"[\"']{name}[\"']", source)
-    ]
-    assert not unused
 
 
 def retrained(folder: Path, by: str = "accuracy", seeds: str = "0 1 2", majority: float = 0.2) -> Path:
@@ -184,3 +173,21 @@ def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_see
     assert statistics.fmean(told) == pytest.approx(statistics.fmean(real), rel=0.1)
     assert statistics.correlation(told, real) > 0.95
     assert math.isnan(moved_by_seeds([[0.5, 0.5]]))
+
+
+def test_trials_named_are_those_of_similar_federations() -> None:
+    found = [misallocated(12, drawn=False, seeds=1), misallocated(30, drawn=False, seeds=3), misallocated(5, True, 1)]
+    assert found == [
+        (0.08, "with up to 16 clients, all of them in every round"),
+        (0.06, "with up to 16 clients (here there are 30), all of them in every round"),
+        (0.04, "with up to 7 clients, some of them drawn for each round"),
+    ]
+
+
+def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
+    table = pandas.read_csv(TABLE)
+    drawn, few = table["federation"].str.contains("_of_"), table["clients"] <= 7
+    for trials, rows in ((EVERYBODY[0], ~drawn & few), (EVERYBODY[1], ~drawn & ~few), (DRAWN, drawn)):
+        mean = table[rows].groupby("way")["misallocated_percent"].mean().round() / 100
+        found = mean["alone, predicted"], mean["alone and all but one, predicted, 3 seeds"]
+        assert found == (trials.one, trials.several)

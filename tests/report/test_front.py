@@ -23,7 +23,7 @@ def pages(folder: Path, budget: Budget | None = None) -> tuple[str, str, str]:
     """The first page's words, those of the whole, and the HTML."""
     page = write_report(folder, budget=budget)
     text = text_of(page)
-    return text.partition("\nAppendix\n")[0], text, page.read_text(encoding="utf-8")
+    return text.partition("\nAppendix\n")[0], text, " ".join(page.read_text(encoding="utf-8").split())
 
 
 def sentences(text: str) -> list[str]:
