@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from flsv.cli.command import TextHelp, number_hint
 from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.utilities.errors import check_lightning
-from flsv.utilities.plugins import subclasses
+from flsv.utilities.plugins import subclasses, why_no_class
 
 #: Options that map names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
 BY_NAME = ("federation.metrics",)
@@ -81,6 +81,8 @@ class _Suggests:
         if "not correspond to a subclass" in message:
             for package, name in re.findall(r"([\w.]+)\.(\w+)", message):
                 check_lightning(getattr(sys.modules.get(package), name, None))
+        if why := next(filter(None, map(why_no_class, _CLASS.findall(message))), ""):
+            super().error(why.strip(), ex)  # type: ignore[misc]  # the parser it is mixed into
         wrong = _WRONG.search(message)
         given = _CLASS.findall(message[: wrong.start()]) if wrong else []
         if given:

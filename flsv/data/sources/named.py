@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plugins import why_no_class
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
     close = difflib.get_close_matches(name.lower(), DATA_SETS, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = f" Did you mean {close[0]!r}?" if close else why_no_class(name)
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
