@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.utilities.errors import check_lightning
+from flsv.utilities.plugins import why_no_class
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
 BY_NAME = "federation.metrics"
@@ -55,7 +56,8 @@ class FitParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         for package, name in re.findall(r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""):
             check_lightning(getattr(sys.modules.get(package), name, None))
-        return super().error(message, ex)
+        wrong = re.findall(r"Problem with given class_path '([\w.]+)'", message)
+        return super().error(next(filter(None, map(why_no_class, wrong)), message).strip(), ex)
 
 
 #: Arguments of all parsers that are made here by jsonargparse.

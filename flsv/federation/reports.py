@@ -7,19 +7,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
+from flsv._lightning.evaluation import each_loader
+from flsv._lightning.validation import keep_batches
 from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
+from flsv.engines.client_manager import try_forward
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
@@ -27,6 +33,7 @@ from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.games import ModelScore
 from flsv.games.performance import title_of
+from flsv.games.validated_models import ValidatedModels
 from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
@@ -38,6 +45,7 @@ from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
@@ -179,10 +187,35 @@ class RunReports:
             self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
-        """Make the run's final result, and pass it to all sinks."""
+        """Make the run's final result, and pass it to all sinks; after a trial, say what clients can be valued by."""
+        if self._trainer.fast_dev_run:
+            rank_zero_info(f"flsv: {self._tried()}")
         result = self._result(learning_record(self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
+
+    def _tried(self) -> str:
+        """Return sentences on the performances by which a module's clients can be valued."""
+        data, found = self._data, list[str]()
+        for measures, ask in (("what validation logs", self._log_names), ("accuracy", self._classified)):
+            try:
+                found.append(f"Values by {measures}: {ask(data.val_dataloader())}")
+            except ConfigurationError as error:
+                found.append(f"No values by {measures}: {error}")
+        return " ".join([f"a batch of each of {data.num_clients} clients was trained, and nothing is kept.", *found])
+
+    def _log_names(self, loaders: Any) -> str:
+        if not is_overridden("validation_step", self._trainer.lightning_module, L.LightningModule):
+            raise ConfigurationError("there is no validation_step.")
+        kept = keep_batches(self._trainer, [islice(each, 1) for each in each_loader(loaders)])
+        names = ValidatedModels(self._trainer, self._federation.engine.space, kept, names=()).logged()
+        return f"performance one of {names}, with a mode."
+
+    def _classified(self, loaders: Any) -> str:
+        if self._data.no_classes is not None:
+            raise ConfigurationError(f"{self._data.no_classes}.")
+        try_forward(self._trainer, loaders, self._data.num_classes, "forward(x)")
+        return f"performance accuracy, of {self._data.num_classes} classes."
 
     def stopped(self) -> None:
         """Show the values so far, after the user has stopped the fit."""

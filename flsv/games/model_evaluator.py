@@ -350,22 +350,26 @@ class ModelEvaluator(VectorEvaluator):
             for metric in self._metrics:
                 gives_logits = self._gives_logits(state, x)
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
-                self._one_by_one(state, build, 1, self._sums(1))
+                self._load(state, build, 0)
                 self._find_form(metric.metric, gives_logits)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
     def _find_form(self, metric: Metric, gives_logits: bool) -> None:
-        """Set :attr:`form`, if all batches have one tensor of labels and outputs of the same shape for each sample."""
-        shapes, form = set(), None
-        for x, y in self._batches:
-            with self._context():
-                outputs = self._module(x)
-            if not isinstance(outputs, Tensor) or not isinstance(y, Tensor) or len(outputs) != len(y):
-                return
-            form = OutputForm.of(metric, outputs, y, gives_logits)
-            shapes.add(outputs.shape[1:])
-        self.form = form if len(shapes) == 1 else None
+        """Score the loaded model, and set :attr:`form` if all batches have one tensor of labels and outputs of the same
+        shape for each sample."""
+        shapes: list[Any] = []
+
+        def seen(x: Any) -> Any:
+            outputs = self._alone(x)
+            shapes.append(outputs.shape[1:] if isinstance(outputs, Tensor) else None)
+            return outputs
+
+        self._score(range(1), seen, self._sums(1))
+        labels = [y for _, y in self._batches]
+        if all(s is not None and isinstance(y, Tensor) and len(y) == s[0] for s, y in zip(shapes, labels)):
+            self.form = OutputForm.of(metric, shapes[0], labels[0], gives_logits)
+            self.form = self.form if len({shape[1:] for shape in shapes}) == 1 else None
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:

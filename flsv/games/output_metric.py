@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExa
 from flsv.games.scores import loss_dtype
 from flsv.games.validation_batches import kind_of
 from flsv.scores.class_scores import ClassScore, class_1_probabilities
+from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"
@@ -108,23 +109,29 @@ class OutputForm:
         classifies: whether the outputs are those of a classifier; those of a regression stay as they are.
         single: whether a sample has one number, for the positive class.
         gives_logits: whether the module returns logits, not probabilities.
+        of_labels: whether they are the log-probabilities of the labels; the classes are then "another" and "the label".
     """
 
     classifies: bool
     single: bool = False
     gives_logits: bool = True
+    of_labels: bool = False
 
     @staticmethod
-    def of(metric: Metric | None, outputs: Tensor, y: Tensor, gives_logits: bool) -> OutputForm:
-        """Find the form of a batch's outputs, ``[B, ...]``; None as ``metric`` stands for logits ``[B, M]``."""
-        kind = "Multiclass" if metric is None else _kind(metric)
-        return OutputForm(kind is not None, outputs.shape in (y.shape, (*y.shape, 1)), metric is None or gives_logits)
+    def of(metric: Metric, shape: tuple[int, ...], y: Tensor, gives_logits: bool) -> OutputForm:
+        """Find the form of a batch's outputs of the shape ``[B, ...]``."""
+        if isinstance(metric, MeanLogLikelihood):
+            return OutputForm(True, of_labels=True)
+        return OutputForm(_kind(metric) is not None, shape in (y.shape, (*y.shape, 1)), gives_logits)
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Convert outputs ``[c, B, ...]`` of c models to this form."""
         outputs = outputs.squeeze(-1) if outputs.shape[1:] == (*y.shape, 1) else outputs
         if not self.classifies:
             return outputs
+        if self.of_labels:
+            outputs = outputs.float().clamp(max=-TINY)
+            return torch.stack([(-outputs.expm1()).log(), outputs], -1)
         if self.single:
             outputs = outputs if self.gives_logits else outputs.logit(TINY)
             return torch.stack([torch.zeros_like(outputs), outputs], -1)
@@ -134,6 +141,8 @@ class OutputForm:
         """Convert one model's predicted logits ``[B, ...]`` back to outputs."""
         if not self.classifies:
             return logits
+        if self.of_labels:
+            return logits.log_softmax(-1)[..., 1]
         if self.single:
             logits = logits[..., 1] - logits[..., 0]
             return logits if self.gives_logits else logits.sigmoid()

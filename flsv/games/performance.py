@@ -15,6 +15,8 @@ any other name, with ``mode``          the value that the module logs under it i
 a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
                                        metric gets the output of class 1 if there are two); minus the value if its
                                        ``higher_is_better`` is False, or with ``mode="min"``
+``MeanLogLikelihood()``                the mean of ``forward(x)``, the log-probabilities of the labels ``y``, such as a
+                                       text's tokens (:class:`flsv.scores.likelihood.MeanLogLikelihood`)
 ====================================== ============================================================================
 
 The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. All measures

@@ -20,8 +20,8 @@ def untrained_models(
 ) -> Callable[[int, Tensor], None] | None:
     """Return a function ``build(i, out)`` that writes the i-th of several untrained models into ``out [P]``.
 
-    The weights of each layer with the method ``reset_parameters``, which torch's layers have, are drawn anew; all other
-    weights are those of ``initial``.
+    The weights of each layer with the method ``reset_parameters``, which torch's layers have, are drawn anew, unless
+    they are frozen or start at zero, as those of adapters do; all other weights are those of ``initial``.
 
     Args:
         module: the module, which is restored.
@@ -30,7 +30,7 @@ def untrained_models(
         seed: the run's seed.
 
     Returns:
-        The function, or None if no layer of the module has ``reset_parameters``.
+        The function, or None if there is no such layer.
 
     Example:
         >>> import torch
@@ -40,16 +40,26 @@ def untrained_models(
         >>> build(0, first), build(1, second), torch.equal(first, second)
         (None, None, False)
     """
-    if not any(callable(getattr(layer, "reset_parameters", None)) for layer in module.modules()):
+    if not (layers := _drawn(module, initial, space)):
         return None
 
     def build(index: int, out: Tensor) -> None:
-        with lent(module), isolated_rngs(seed, "untrained", index):
+        with lent(module, space), isolated_rngs(seed, "untrained", index):
             module.load_state_dict(initial, strict=False)  # training may have registered buffers
-            for layer in module.modules():
-                reset: Any = getattr(layer, "reset_parameters", None)
-                if callable(reset):
-                    reset()
+            for layer in layers:
+                layer.reset_parameters()
             space.read(module, out=out)
 
     return build
+
+
+def _drawn(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
+    """List the layers whose weights are drawn anew."""
+    frozen, found = {id(each) for each in space.constants(module).values()}, []
+    for name, layer in module.named_modules():
+        if callable(getattr(layer, "reset_parameters", None)):
+            own = dict(layer.named_parameters(name))
+            start = [initial[each] for each in own if each in initial]
+            if frozen.isdisjoint(map(id, own.values())) and (not start or any(each.any() for each in start)):
+                found.append(layer)
+    return found

@@ -106,6 +106,11 @@ class ValidatedModels(VectorEvaluator):
                 logged = run.logged()
         return Scores({n: torch.tensor([value], dtype=torch.float64) for n, value in self._numbers(logged).items()})
 
+    def logged(self) -> list[str]:
+        """Return the names of all values that the fit's module logs as it is."""
+        with self._validation(None) as run:
+            return sorted(run.logged())
+
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """Compute the gradient of a logged value at the model ``vector``.
 

@@ -148,8 +148,7 @@ class CoalitionScoring(GlobalModelScoring):
         # A classifier's outputs are scored once for all performances.
         self._scored = {name: each if isinstance(each, ModelScore) else None for name, each in measures.items()}
         self._once = list(dict.fromkeys(self._scored.values()))
-        initial = None if order.initial is None else dict(order.initial)
-        super().__init__(data, [each or "accuracy" for each in self._once], initial, order.rounds)
+        super().__init__(data, [each or "accuracy" for each in self._once], dict(order.initial or {}), order.rounds)
         self._order = order
         self.delivered: Tensor | None = None
         self._global: Tensor | None = None

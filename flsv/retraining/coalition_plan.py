@@ -18,6 +18,8 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
@@ -82,6 +84,7 @@ class CoalitionPlan:
         self.close()
         self._kept = KeptBeginning()
         self._initial: dict[str, Any] | None = None
+        self._frozen: dict[str, Tensor] = {}
         self._first: Tensor | None = None
         self._sites: CoalitionsAtSites | None = None
         self._loaded: dict[str, Any] | None = None
@@ -132,11 +135,18 @@ class CoalitionPlan:
         """
         if not self._metrics:
             return
-        check_shared(config, trainer.lightning_module)
+        module = trainer.lightning_module
+        check_shared(config, module)
         self._seed, self._elsewhere = config.seed or 0, callable(config.engine)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
-        if self._initial is None:
-            self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
+        constant = sharing(config.share, module, config.head).constant
+        places = {each.data_ptr() for name, each in module.named_parameters() if name in constant}
+        state = module.state_dict()
+        frozen = {n: each for n, each in state.items() if isinstance(each, Tensor) and each.data_ptr() in places}
+        if self._initial is None:  # coalitions have the frozen weights of the process from which they are forked
+            self._initial = copy.deepcopy({name: each for name, each in state.items() if name not in frozen})
+        else:  # of a resumed run, whose frozen weights are the checkpoint's
+            self._frozen = frozen
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._elsewhere)
             metric.averages = not isinstance(config.sampler, FullParticipation)
@@ -171,10 +181,10 @@ class CoalitionPlan:
         space = run.space
         for metric in self._metrics.values():
             metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
-        with lent(module):
+        with lent(module, space):
             module.load_state_dict(self._initial, strict=False)
             nobody = space.read(module)
-        self._ends = _Ends(self, nobody, weights)
+        self._ends = _Ends(self, space, nobody, weights)
         if not self._elsewhere:
             return [self._ends]
         masks = self.masks(run.state.num_clients)
@@ -268,7 +278,7 @@ class CoalitionPlan:
         assert self._initial is not None
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
         masks = self.masks(run.data.num_clients)
-        return AfterTheRun(waiting, masks, self._kept, self._initial, self._first).train(run)
+        return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, self._first).train(run)
 
     def note_first(self, round: Round) -> None:
         """Keep the model after the first round, with which that of the coalition of all clients is compared."""
@@ -288,18 +298,21 @@ class _Ends(Strategy):
 
     Args:
         plan: the plan, which keeps the model after the first round.
+        space: the map between the module and its vectors ``[P]``.
         nobody: ``[P]``, the model of the empty coalition.
         weights: a function that returns the clients' weights ``[n]`` in the federation's average.
     """
 
-    def __init__(self, plan: CoalitionPlan, nobody: Tensor, weights: Callable[[], Tensor]) -> None:
-        self._plan, self._nobody, self._weights = plan, nobody, weights
+    def __init__(
+        self, plan: CoalitionPlan, space: ParameterSpace, nobody: Tensor, weights: Callable[[], Tensor]
+    ) -> None:
+        self._plan, self._space, self._nobody, self._weights = plan, space, nobody, weights
         self._before: dict[Any, Any] = {}
 
     def score(self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]) -> None:
         """Score the module with its initial weights by each measure."""
         evaluators = {measure: games.evaluator_of(measure) for measure in measures}
-        with lent(module):
+        with lent(module, self._space):
             module.load_state_dict(initial, strict=False)
             for measure, evaluator in evaluators.items():
                 if not evaluator.asks_clients:

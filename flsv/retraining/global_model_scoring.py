@@ -92,7 +92,7 @@ class GlobalModelScoring(L.Callback):
         if self.initial is None:
             self.initial = copy.deepcopy(pl_module.state_dict())
         else:
-            pl_module.load_state_dict(self.initial)
+            pl_module.load_state_dict(self.initial, strict=False)  # frozen weights may be left out
         loop: Any = trainer.fit_loop
         strategy: Any = trainer.strategy
         if self._rounds is None:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
+from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of
 from flsv.core import find_loop
@@ -39,7 +40,7 @@ def retrain(
     data: FederatedDataModule,
     which: Which = "both",
     *,
-    metric: str = "accuracy",
+    metric: str | Metric = "accuracy",
     mode: Mode | None = None,
     seeds: Count = SEEDS,
     judges: Judges = "server",

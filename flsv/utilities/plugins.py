@@ -5,8 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
+
+from flsv.utilities.errors import check_lightning
 
 
 @cache
@@ -28,6 +32,22 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
         else:
             found.append(kind)
     return tuple(found)
+
+
+def why_no_class(path: str) -> str:
+    """Return a sentence with the error of importing the module of a class; an empty string if there is none.
+
+    Raises:
+        ConfigurationError: the class is one of the package ``pytorch_lightning``.
+    """
+    package, _, name = path.rpartition(".")
+    try:
+        found = find_spec(package.partition(".")[0]) if package else None
+        kind = None if found is None else getattr(import_module(package), name, None)
+    except Exception as error:  # importing runs the user's code
+        return f" {package} cannot be imported ({type(error).__name__}: {error})."
+    check_lightning(kind)
+    return ""
 
 
 def subclasses(base: type) -> Iterator[type]:

@@ -56,6 +56,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
+        ("fit --data.source helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
+        ("fit --model lacks.Model", "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'"),
+        ("fit --data.source lacks.Data", "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'"),
         ("value --trainer.max_epochs 1", "this command trains nothing"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
@@ -65,7 +68,9 @@ def test_command_line_error_names_the_wrong_option_or_value(
     line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
+    Path("lacks.py").write_text("import nowhere")
     assert said in error_of(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from flsv import ClientEvaluation, Reporting, read_run
 from flsv.cli.entry import main
 from flsv.core.artifacts import keep_artifact
+from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, LeaveOneOut
 from flsv.results.round_result import RoundResult, RunResult, Sink
@@ -61,10 +62,32 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
     assert torch.equal(vector(module), seen[-1])
 
 
-def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
+class Bare(L.LightningModule):
+    """It only trains, on samples without labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return sgd(self.parameters())
+
+
+def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop = shapfed(evaluation=ClientEvaluation(every=1))
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
-    trainer.fit(Plain(), toy_data())
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        trainer.fit(Plain(), toy_data())
+        sets = {name: torch.utils.data.TensorDataset(torch.ones(4, 2)) for name in "ab"}
+        bare = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
+        bare.fit(Bare(), FederatedDataModule(clients=sets, batch_size=2))
+    one, other = (text for text in caplog.messages if "a batch of each of" in text)
+    assert "by what validation logs: performance one of ['val_acc'" in one
+    assert "by accuracy: performance accuracy, of" in one
+    assert "No values by what validation logs: there is no validation_step. No values by accuracy: the labels" in other
     assert loop.round_index == 1
     assert trainer.global_step == 3
     assert loop.contributions["cssv"].isfinite().all()

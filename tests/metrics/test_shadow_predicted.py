@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError
 
+import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import predicted_shapley
 from flsv.metrics import ShadowShapley
+from flsv.retraining.forked_fits import ForkedFits
 from flsv.sampling import FixedCohort
+from flsv.scores.likelihood import MeanLogLikelihood
 from helpers.coalitions_by_hand import SEED, data, shadow_loop
 from helpers.data import CLASSES, FEATURES
-from helpers.fits import assert_resumes, fit
+from helpers.fits import assert_resumes, checkpoints, fit, trainer_for
 from helpers.models import Plain, network
 
-ROUNDS, CLIENTS = 3, 3
+ROUNDS, CLIENTS, TOKENS = 3, 3, 12
 SILENT = Reporting(table=False, figures=0, files=False)
 
 
@@ -63,6 +66,40 @@ def regression(binary: bool) -> FederatedDataModule:
     y = (y > 0).float() if binary else y
     sets = [torch.utils.data.TensorDataset(part, of) for part, of in zip(x.split([60, 30, 70]), y.split([60, 30, 70]))]
     return FederatedDataModule(clients=dict(zip("abc", sets)), batch_size=8, splits=Splits(server_val=0.3))
+
+
+class Adapted(L.LightningModule):
+    """A frozen transformer of tokens with an adapter that starts at zero."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+        self.frozen = nn.ModuleList([nn.Embedding(TOKENS, 8), layer, nn.Linear(8, TOKENS)]).requires_grad_(False)
+        self.adapter = nn.Linear(8, 8, bias=False)
+        nn.init.zeros_(self.adapter.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embed, layer, head = self.frozen
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        hidden = layer(embed(tokens), src_mask=mask)
+        log_probabilities = head(hidden + self.adapter(hidden))[:, :-1].log_softmax(-1)
+        return log_probabilities.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return -self(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.adapter.parameters(), lr=0.5)
+
+
+def texts() -> FederatedDataModule:
+    draw = torch.Generator().manual_seed(3)
+    tokens = [torch.randint(low, TOKENS, (count, 6), generator=draw) for low, count in ((0, 20), (4, 12), (8, 16))]
+    sets = [torch.utils.data.TensorDataset(each, each[:, 1:]) for each in tokens]
+    return FederatedDataModule(
+        clients=dict(zip("abc", sets)), batch_size=4, splits=Splits(server_val=0.3), labels=False
+    )
 
 
 def classes() -> Any:
@@ -109,6 +146,13 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], Any, bool]] = {
         lambda out, y: torch.stack([BinaryAUROC()(each[:, 1] - each[:, 0], y.int()) for each in out]).double(),
         True,
     ),
+    "labels' log-probabilities": (
+        Adapted,
+        texts,
+        {"performance": MeanLogLikelihood()},
+        lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double(),
+        True,
+    ),
     "a regression": (
         lambda: OneNumber(False),
         lambda: regression(False),
@@ -122,6 +166,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], Any, bool]] = {
 def outputs_of(module: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         out = copy.deepcopy(module).eval()(x)
+    if isinstance(module, Adapted):
+        return torch.stack([(1 - out.exp()).log(), out], -1)
     if isinstance(module, Probabilities):
         return out.clamp_min(1e-6).log()
     return torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
@@ -163,6 +209,33 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Pat
     low, high = metric.intervals()
     assert (low < high).all()
     assert int(metric.evaluations) == 4 * (CLIENTS + 2)
+
+
+def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, sent = ForkedFits.train, list[Any]()
+    monkeypatch.setattr(ForkedFits, "train", lambda forks, orders: sent.append(orders) or train(forks, orders))
+
+    def loop() -> FederatedLoop:
+        metrics = {"shadow": ShadowShapley(performance=MeanLogLikelihood(), every=1)}
+        return FederatedLoop(metrics=metrics, share="trainable", seed=SEED, reporting=SILENT)
+
+    def run(rounds: int, seed: int, path: Path | None = None, **options: Any) -> Tensor:
+        fit(federation := loop(), tmp_path, Adapted(seed), texts(), rounds, path, **options)
+        return federation.contributions["shadow"]
+
+    whole = run(2, seed=1)
+    assert [set(order.initial) for order in sent[0]] == [{"adapter.weight"}] * (CLIENTS + 1)  # with the check
+    run(1, seed=1, callbacks=[checkpoints(tmp_path)], enable_checkpointing=True)
+    path = tmp_path / "checkpoints/last.ckpt"
+    saved = torch.load(path, weights_only=True)["callbacks"]
+    (state,) = (each["coalitions"] for each in saved.values() if "coalitions" in each)
+    assert set(state["initial"]) == {"adapter.weight"}
+    assert torch.equal(run(2, seed=2, path=path), whole)
+    of = {"metric": MeanLogLikelihood(), "seeds": 1}
+    again = flsv.retrain(trainer_for(loop(), tmp_path, 2), Adapted(), texts(), "singles", **of)
+    assert again["value"].tolist() == pytest.approx(whole.tolist(), abs=1e-6)
 
 
 def test_exact_values_are_not_predicted(tmp_path: Path) -> None:

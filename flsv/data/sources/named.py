@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plugins import why_no_class
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -114,8 +115,9 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         return folder(place, image_size)
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
+    hint = why_no_class(name)
     raise ConfigurationError(
-        f"No data set {name!r} was found. Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
+        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
     )
 
