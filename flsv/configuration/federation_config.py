@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge
@@ -25,10 +27,26 @@ from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.uploads import Upload, check_order
-from flsv.utilities.declared import checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.declared import Count, check_argument, checked
+from flsv.utilities.errors import ConfigurationError, listed
 
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
+#: The argument ``local_epochs``: passes of every client, passes by a client's name, or ``"100 steps"`` of every client.
+LocalEpochs = Count | dict[str, Count] | str
+
+
+class LocalWork(NamedTuple):
+    """A client's work in a round: a number of passes over its data, or else (0 passes) of optimizer steps."""
+
+    epochs: int
+    steps: int = 0
+
+    def lengths(self, batches: int, window: int) -> list[int]:
+        """Return the number of batches of each pass, if a whole one has ``batches`` and ``window`` make a step."""
+        if self.epochs:
+            return [batches] * self.epochs
+        passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
+        return [batches] * passes + [rest * window] * (rest > 0)
 
 
 @checked
@@ -74,7 +92,7 @@ class FederationConfig:
     client_algorithm: Strategy | None
     uploads: tuple[Upload, ...]
     filters: tuple[UpdateFilter, ...]
-    local_epochs: int
+    local_epochs: int | dict[str, int] | str
     optimizer_state: Literal["reset", "persist"]
     share: Share
     evaluation: ClientEvaluation
@@ -90,6 +108,7 @@ class FederationConfig:
             "sampler": given.sampler or FullParticipation(),
             "uploads": tuple(given.uploads or ()),
             "filters": with_finite_check([OutlierFilter()] if given.filters is None else given.filters),
+            "local_epochs": _checked_epochs(given.local_epochs),
             "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
         }
         vars(self).update(own)  # the dataclass is frozen
@@ -123,6 +142,22 @@ class FederationConfig:
         """Return the clients' weights ``[n]`` in the federation's average, from their numbers of samples ``[n]``."""
         uniform = getattr(self.aggregator, "weighting", "samples") == "uniform"
         return torch.ones_like(num_samples) if uniform else num_samples
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Check that the argument ``local_epochs`` names the federation's clients, if it names any."""
+        given = self.local_epochs
+        if isinstance(given, dict) and (other := sorted(given.keys() ^ set(names))):
+            raise ConfigurationError(
+                f"FederatedLoop(local_epochs={given}): the clients are {listed(names, 20, repr)}, so that "
+                f"{listed(other, 20, repr)} is missing or unknown. Give each client a number, or one for all."
+            )
+
+    def work_of(self, name: str) -> LocalWork:
+        """Return the work in a round of the client called ``name``."""
+        given = self.local_epochs
+        if isinstance(given, str):
+            return LocalWork(0, int(given.split()[0]))
+        return LocalWork(given[name] if isinstance(given, dict) else given)
 
     @property
     def text(self) -> str:
@@ -162,7 +197,8 @@ class FederationConfig:
             for split in ("train", "val", "test")
         }
         given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
-        known = self.strategies, self.local_epochs, self.uploads
+        epochs = min(self.work_of(name).epochs for name in data.client_names)
+        known = self.strategies, epochs, self.uploads
         return FederationInfo(*given, *known, data.client_names, metrics, self.filters)
 
     @property
@@ -185,6 +221,19 @@ class FederationConfig:
     def head(self) -> str | None:
         """Return the classifier head's name that a part gives, or None."""
         return named_head(self.parts)
+
+
+def _checked_epochs(given: Any) -> Any:
+    """Return the argument ``local_epochs`` with clients' names as keys, which YAML may read as numbers."""
+    if isinstance(given, Mapping) and given:
+        owner = "FederatedLoop(local_epochs)"
+        return {str(name): check_argument(owner, str(name), epochs, Count) for name, epochs in given.items()}
+    if isinstance(given, int) or (isinstance(given, str) and re.fullmatch(r"[1-9]\d{0,8} steps", given)):
+        return given
+    raise ConfigurationError(
+        f"FederatedLoop(local_epochs={given!r}): expected a number of passes, such numbers by the client's name, or a "
+        'number of optimizer steps as "100 steps".'
+    )
 
 
 def named_head(parts: Iterable[Any]) -> str | None:

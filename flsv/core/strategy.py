@@ -40,7 +40,7 @@ class FederationInfo:
         optimizers: the clients' optimizers, as the module configures them.
         strategies: ``{role: strategy}``; the roles are ``"aggregator"``, ``"personalizer"``, ``"sampler"`` and
             ``"client_algorithm"``.
-        local_epochs: passes over a client's data per round.
+        local_epochs: passes over a client's data per round, the fewest of any client; 0 if the loop counts steps.
         uploads: the attacks, noise and compression that clients apply to their updates.
         client_names: the clients' names, by number.
         metrics: the contribution metrics, by name.

@@ -182,7 +182,7 @@ class Engine:
 
     def _begin(self, visit: ClientBatches) -> None:
         data, samples = self.manager.locals[visit.client], int(self.data.num_samples[visit.client])
-        self.turn.begin(self._instructions[visit.client], data, samples, visit.batches)
+        self.turn.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
         """End the present client's training and store its update, or forget the client if its model is not finite."""
@@ -346,8 +346,7 @@ class Engine:
             clients,
             seed=self._state.seed,
             round_index=self._state.round_index,
-            local_epochs=self._config.local_epochs,
-            limit=self._steps.limit,
+            lengths=self._steps.lengths,
         )
 
 

@@ -101,7 +101,8 @@ class LightningFit:
             state.participations, state.updates_received = torch.zeros(2, data.num_clients, dtype=torch.long)
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         limit = trainer.limit_train_batches
-        self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)
+        work = dict(enumerate(map(config.work_of, data.client_names)))
+        self.steps = LocalSteps(trainer, data, config.sampler, state, work, limit)
         self._change(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),

@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from flsv.__about__ import __version__
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator
-from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
+from flsv.configuration.federation_config import ClientEvaluation, FederationConfig, LocalEpochs
 from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
 from flsv.core.strategy import Strategy
@@ -43,7 +43,7 @@ from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import Count, checked
+from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,7 +88,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
             numerically, are always dropped.
-        local_epochs: the number of passes over a client's data per round.
+        local_epochs: the number of passes over a client's data per round; such numbers by client,
+            ``{"Boston": 2, "Lyon": 1}``; or ``"100 steps"``, the same number of optimizer steps (with manual
+            optimization, of batches) for every client. A client with fewer batches then passes over its data again, in
+            a new order, and one with more trains on a part of them. Weights stay those of the aggregator.
         optimizer_state: ``"reset"`` starts each round with a fresh optimizer; ``"persist"`` restores the client's state
             from its last round.
         share: the entries of the module that are shared: ``"all"``; ``"trainable"``, the parameters that require a
@@ -131,7 +134,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         client_algorithm: ClientAlgorithm | None = None,
         uploads: list[Upload] | None = None,
         filters: list[UpdateFilter] | None = None,
-        local_epochs: Count = 1,
+        local_epochs: LocalEpochs = 1,
         optimizer_state: Literal["reset", "persist"] = "reset",
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluation: ClientEvaluation = ClientEvaluation(),

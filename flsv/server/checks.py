@@ -60,6 +60,7 @@ def check_setup(
     data = federated_data(trainer)
     check_trainer(trainer)
     config.sampler.check(data.num_clients)
+    config.check_clients(data.client_names)
     check_classes(data, metrics, config.strategies)
     _check_metrics(trainer, data, metrics)
     _check_strategies(config.strategies, metrics)

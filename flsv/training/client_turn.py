@@ -7,7 +7,7 @@ them the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,8 +61,8 @@ class Turn:
 
     # ---- enter
 
-    def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
-        """Write a client's model and state into the Trainer."""
+    def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
+        """Write a client's model and state into the Trainer; ``lengths`` are the batches of its local epochs."""
         personalizer, state = self._config.personalizer, self.state
         state.begin_turns()
         with opened(local):
@@ -72,8 +72,7 @@ class Turn:
             local.set_models(start, None)
             state.enter(instruction.client_id, start, local.private)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-            epochs = self._config.local_epochs
-            context = ClientContext(state.module, state.space, instruction, local, start, num_samples, batches, epochs)
+            context = ClientContext(state.module, state.space, instruction, local, start, num_samples, lengths)
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
         self.context = context
@@ -101,7 +100,7 @@ class Turn:
         if self._algorithm is not None:
             context.optimizer = optimizer
             context.lr_sum += optimizer.param_groups[0]["lr"]
-            context.epoch = context.position * self._config.local_epochs // context.batches
+            context.epoch = context.position // context.epoch_batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             for parameter in self._algorithm.frozen_parameters(context, held):
                 parameter.grad = None
@@ -185,7 +184,7 @@ class Turn:
             self._config.personalizer.keep(local)
         public = told.client_id, own.samples, vector
         if self._config.private:  # nothing else, whatever fields an update may have
-            return ClientUpdate(*public, num_steps=self._steps.in_round(own.batches, told.round_index), traffic=traffic)
+            return ClientUpdate(*public, num_steps=self._steps.in_round(own.lengths, told.round_index), traffic=traffic)
         return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.training.step_counts import limited
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
 
 #: Function that trains on the batches that the cohort's loader yields at present. Its argument is True if these are the
@@ -22,12 +21,19 @@ class ClientBatches:
     """One client's batches of a round."""
 
     client: int
-    batches: int
+    lengths: list[int]
     epochs: range
+
+    @property
+    def batches(self) -> int:
+        return sum(self.lengths)
 
 
 class CohortLoader(Iterable[Any]):
-    """Train dataloader of one round, which yields the batches of one client after the other."""
+    """Train dataloader of one round, which yields the batches of one client after the other.
+
+    ``lengths(client, batches, round_index)`` is the number of batches of each local epoch of a client whose loader has
+    ``batches``; by default there is one local epoch."""
 
     def __init__(
         self,
@@ -36,20 +42,19 @@ class CohortLoader(Iterable[Any]):
         *,
         seed: int,
         round_index: int,
-        local_epochs: int = 1,
-        limit: float = 1.0,
+        lengths: Callable[[int, int, int], list[int]] = lambda client, batches, round_index: [batches],
     ) -> None:
-        self.round_index, self._seed, self._local_epochs = round_index, seed, local_epochs
+        self.round_index, self._seed = round_index, seed
         self._data = data
-        self._epochs: list[tuple[int, Any, int]] = []
+        self._epochs: list[tuple[int, Any, int, int]] = []
         self.visits = []
         for client in cohort:
-            streams = [shuffle_stream(seed, round_index, client, epoch) for epoch in range(local_epochs)]
-            loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
-            batches = limited(len(loaders[0]), limit)
-            places = range(len(self._epochs), len(self._epochs) + local_epochs)
-            self._epochs += [(client, loader, batches) for loader in loaders]
-            self.visits.append(ClientBatches(client, batches * local_epochs, places))
+            first = len(self._epochs)
+            given = lengths(client, len(data.client_loader(client, "train")), round_index)
+            for epoch, batches in enumerate(given):
+                stream = shuffle_stream(seed, round_index, client, epoch)
+                self._epochs.append((client, data.client_loader(client, "train", generator=stream), batches, epoch))
+            self.visits.append(ClientBatches(client, given, range(first, len(self._epochs))))
         self._present = range(len(self._epochs))
 
     def train(self, visit: ClientBatches, run: Run) -> None:
@@ -67,13 +72,13 @@ class CohortLoader(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for place in self._present:
-            client, loader, batches = self._epochs[place]
+            client, loader, batches, epoch = self._epochs[place]
             # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is
             # then another client's.
-            with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
+            with isolated_rngs(self._seed, "first batch", self.round_index, client, epoch):
                 iterator = iter(loader)
                 first = list(islice(iterator, 1))
-            if place % self._local_epochs == 0:
+            if epoch == 0:
                 # Transfer hooks, which may augment the batch, run before the client begins.
                 seed_global_rngs(self._seed, "transfer", self.round_index, client)
             given = 0

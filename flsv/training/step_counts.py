@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flsv._lightning.patches import CONFIGURE, PatchedAttributes, answering, callbacks_of
+from flsv.configuration.federation_config import LocalWork
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.sampling import ClientSampler
@@ -32,11 +33,11 @@ class LocalSteps:
         data: FederatedDataModule,
         sampler: ClientSampler,
         state: FederationState,
-        local_epochs: int,
+        work: Mapping[int, LocalWork],
         limit: float,
     ) -> None:
         self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
-        self._local_epochs, self.limit = local_epochs, limit
+        self.work, self._limit = work, limit
         self.client: int | None = None
         self._known: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
@@ -92,23 +93,29 @@ class LocalSteps:
     def _count(self, client: int) -> float:
         if self._trainer.max_epochs in (None, -1):
             return math.inf
-        batches = self._batches(client)
-        return sum(self.in_round(batches, index) for index in self._rounds_of(client))
+        length = len(self._data.client_loader(client, "train"))
+        rounds = self._rounds_of(client)
+        return sum(self.in_round(self.lengths(client, length, index), index) for index in rounds)
 
-    def in_round(self, batches: int, round_index: int) -> int:
-        """Return the number of optimizer steps that ``batches`` batches take in a round, if each window of them takes
-        one."""
+    def in_round(self, lengths: Sequence[int], round_index: int) -> int:
+        """Return the number of optimizer steps in a round of passes of ``lengths`` batches, if each window of batches
+        takes one."""
+        window = self._window(round_index)
+        return sum(math.ceil(length / window) for length in lengths)
+
+    def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
+        """Return the number of batches of each of a client's passes in a round, if its loader has ``batches``."""
+        return self.work[client].lengths(limited(batches, self._limit), self._window(round_index))
+
+    def _window(self, round_index: int) -> int:
         window = self._trainer.accumulate_grad_batches
         for callback in callbacks_of(self._trainer):
             if isinstance(callback, GradientAccumulationScheduler):
                 window = callback.get_accumulate_grad_batches(round_index)
-        return math.ceil(batches // self._local_epochs / window) * self._local_epochs
+        return window
 
     def _batches(self, client: int) -> int:
-        return self._epoch(client) * self._local_epochs
-
-    def _epoch(self, client: int) -> int:
-        return limited(len(self._data.client_loader(client, "train")), self.limit)
+        return sum(self.lengths(client, len(self._data.client_loader(client, "train")), self._state.round_index))
 
     def _rounds_of(self, client: int) -> list[int]:
         if self._rounds is None:

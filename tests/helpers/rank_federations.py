@@ -188,7 +188,7 @@ def kept_momentum() -> Case:
 
 def adam_with_steps() -> Case:
     module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
-    loop = FederatedLoop(Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs=2, seed=3)
+    loop = FederatedLoop(Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3)
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
     return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
 
@@ -196,7 +196,8 @@ def adam_with_steps() -> Case:
 def shadows() -> Case:
     metrics = {"shadow": ShadowShapley(coalitions="all", performance="negative_loss"), "cost": CommunicationCost()}
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
-    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=2, seed=3)
+    work = {str(client): 1 + client % 3 for client in range(5)}
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=work, seed=3)
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 

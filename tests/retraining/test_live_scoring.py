@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,16 @@ def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> Non
     by, sampler = "negative_loss", UniformSampler(2)
     found, _ = played(WarmsUp, by, tmp_path, sampler)
     expected = [alone(WarmsUp, by, members, ROUNDS, tmp_path, sampler) for members in MEMBERS]
+    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("work", [{"0": 1, "1": 3, "2": 2}, "5 steps"])
+def test_members_of_a_coalition_work_as_long_as_in_the_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any
+) -> None:
+    monkeypatch.setitem(globals(), "federation", partial(federation, local_epochs=work))
+    found, _ = played(WarmsUp, "negative_loss", tmp_path)
+    expected = [alone(WarmsUp, "negative_loss", members, ROUNDS, tmp_path) for members in MEMBERS]
     torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 

@@ -38,7 +38,8 @@ class SeveralRanks(Engine):
     def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
-        self.owners = ClientPlacement(self.ranks, data.num_samples.tolist())
+        work = zip(rest[-1].work.values(), data.num_samples.tolist())
+        self.owners = ClientPlacement(self.ranks, [each.steps or each.epochs * samples for each, samples in work])
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
@@ -62,7 +63,8 @@ class SeveralRanks(Engine):
         if mine := self.owners.mine(clients):
             return super()._load(mine)
         # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
-        idle = CohortLoader(self.data, clients[:1], seed=self._state.seed, round_index=self._state.round_index, limit=1)
+        seed, index = self._state.seed, self._state.round_index
+        idle = CohortLoader(self.data, clients[:1], seed=seed, round_index=index, lengths=lambda *_: [1])
         idle.visits = []
         return idle
 

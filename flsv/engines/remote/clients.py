@@ -46,7 +46,7 @@ class RemoteSites:
         directory: the sites' names and addresses.
         state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
         rounds: the run's number of rounds.
-        steps_per_sample: the largest number of optimizer steps per sample that a site can take in a round.
+        most_steps: function of a site and its number of samples, the largest number of optimizer steps in a round.
         reports: names of the values that a site reports beside its update, as the federation's strategies declare them;
             a site may send no others.
         num_classes: the federation's number of classes, which a site without samples of the last classes cannot know;
@@ -58,12 +58,12 @@ class RemoteSites:
         directory: Directory,
         state: FederationState,
         rounds: int,
-        steps_per_sample: int,
+        most_steps: Callable[[int, int], int],
         reports: Collection[str] = (),
         num_classes: int | None = None,
     ) -> None:
         self.directory, self._state, self._rounds = directory, state, rounds
-        self._steps_per_sample, self._num_classes, self._reports = steps_per_sample, num_classes, frozenset(reports)
+        self._most_steps, self._num_classes, self._reports = most_steps, num_classes, frozenset(reports)
         self._usual: str | None = None
         self._stands: dict[int, str] = {}
         self._trained: dict[int, str] = {}
@@ -141,7 +141,7 @@ class RemoteSites:
             BadReply: the reply is not valid.
         """
         samples = self.directory.sizes[site]["train"]
-        update = read_update(reply, site, space, device, samples, samples * self._steps_per_sample)
+        update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
         if update is None:
             return None, ""
         if unknown := sorted(update.reports.keys() - self._reports):
@@ -245,7 +245,8 @@ class RemoteSites:
         """Return the plain values that are in every message to a site: about the run, the site, and the visit from
         whose state it continues."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
-        return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
+        names = self.directory.names
+        return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
         """Record a site's fault in the federation's state, and return a message about it.

@@ -93,10 +93,15 @@ class RemoteFederation(IdleEngine):
         trainer, data, state, _, config, *_ = options
         state.run = state.run or secrets.token_hex(8)
         # A batch has at least one sample; a module with manual optimization may step several times per batch.
-        steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
+        steps_of_batch = 1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND
+
+        def most_steps(site: int, samples: int) -> int:
+            work = config.work_of(directory.names[site])
+            return (work.steps or work.epochs * samples) * steps_of_batch
+
         num_classes = data.num_classes if data.no_classes is None else None
         reports = [name for strategy in config.strategies.values() for name in strategy.reports]
-        self.sites_of = lambda of: RemoteSites(directory, of, trainer.max_epochs or 1, steps, reports, num_classes)
+        self.sites_of = lambda of: RemoteSites(directory, of, trainer.max_epochs or 1, most_steps, reports, num_classes)
         self._remote = self.sites_of(state)
         super().__init__(*options)
 

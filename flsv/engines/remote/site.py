@@ -138,7 +138,8 @@ class Site:
         secret = visit_secret(self._secret, packet, kept) if self._upload_seed is None else self._upload_seed
         visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
-        self._trainer(packet, plain["rounds"], visit).fit(self._make_module(), visit.loader())
+        trainer = self._trainer(packet, plain["rounds"], visit)
+        trainer.fit(self._make_module(), visit.loader(trainer))
         if visit.update is None:
             return Packet("broken")
         name = packet.digest.hex()

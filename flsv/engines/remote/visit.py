@@ -195,24 +195,24 @@ class SiteVisit(L.Callback):
         self.kept, self._upload_secret = kept, upload_secret
         self.update: ClientUpdate | None = None
 
-    def loader(self) -> CohortLoader:
-        """Make the loader of the batches that the site trains on in this round."""
+    def loader(self, trainer: L.Trainer) -> CohortLoader:
+        """Make the loader of the batches that the site trains on in this round, with this trainer."""
+        told = self._instruction
+        state = FederationState(round_index=told.round_index, seed=told.seed, num_clients=self._num_clients)
+        strategies: Mapping[str, Any] = self._config.strategies
+        work = {told.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
+        self._steps = _OwnSteps(trainer, self._numbered, strategies["sampler"], state, work, self._limit)
         self._loader = CohortLoader(
             self._numbered,
-            [self._instruction.client_id],
-            seed=self._instruction.seed,
-            round_index=self._instruction.round_index,
-            local_epochs=self._config.local_epochs,
-            limit=self._limit,
+            [told.client_id],
+            seed=told.seed,
+            round_index=told.round_index,
+            lengths=self._steps.lengths,
         )
         return self._loader
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        state = FederationState(seed=self._instruction.seed, num_clients=self._num_clients)
-        strategies: Mapping[str, Any] = self._config.strategies
-        self._steps = steps = _OwnSteps(
-            trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
-        )
+        steps = self._steps
         steps.client = self._instruction.client_id
         self._loop = FederatedFitLoop(trainer)
         self._steps_told, self._batches_told = steps.tell_steps(), steps.tell_batches()
@@ -252,7 +252,7 @@ class SiteVisit(L.Callback):
         turn.state.begin_round()
         self._loop.begin(turn.begin_batch, self._end_batch)
         self._loop.round = partial(self._train, trainer)
-        turn.begin(here, self._holder, int(self._data.num_samples[0]), len(self._loader))
+        turn.begin(here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._turn.begin_step(optimizer)

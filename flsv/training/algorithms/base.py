@@ -34,7 +34,8 @@ class ClientContext:
         samples: the client's number of training samples.
         batches: the number of batches that the client trains on in the round.
         position: the number of batches that the client has trained on so far.
-        local_epochs: the number of local epochs that ``batches`` covers.
+        lengths: the number of batches of each local epoch; the last one may be shorter than the others.
+        epoch_batches: the number of batches of a whole local epoch, at least 1.
         epoch: the local epoch, from 0, of the present step.
         broken: whether training has failed, or its result is not finite.
         trained: ``[P]``, the model that the client has trained; None before the end.
@@ -54,11 +55,11 @@ class ClientContext:
         local: LocalData,
         start: Tensor,
         samples: int = 0,
-        batches: int = 0,
-        local_epochs: int = 1,
+        lengths: Sequence[int] = (),
     ) -> None:
         self.module, self.space, self.instruction, self.local, self.start = module, space, instruction, local, start
-        self.samples, self.batches, self.local_epochs = samples, batches, local_epochs
+        self.samples, self.lengths, self.batches = samples, lengths, sum(lengths)
+        self.epoch_batches = max([1, *lengths])
         self.state = local.state
         self.optimizer: Any = None
         self.num_steps, self.lr_sum, self.epoch, self.position = 0, 0.0, 0, 0
@@ -187,7 +188,7 @@ class ClientContext:
         with isolated_rngs(told.seed, *path), unlogged(module), torch.enable_grad():
             space.write(module, model)
             try:
-                place = self.position % max(self.batches // self.local_epochs, 1)  # `batch_idx` restarts per epoch
+                place = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
                 loss = training_loss(run(*step_arguments(module, batch, place)))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 model[self.num_parameters :] = space.read(module)[self.num_parameters :]

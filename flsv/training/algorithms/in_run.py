@@ -224,8 +224,7 @@ class InRunValues(ClientAlgorithm):
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
-        batches = max(context.batches // context.local_epochs, 1)
-        epoch, first = divmod(self._position, batches)
+        epoch, first = divmod(self._position, context.epoch_batches)
         if first == 0:
             self._recognize(context)
             told = context.instruction

@@ -104,7 +104,8 @@ def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remot
     transport.says = {**good, "ask": {}, "test": {}}
     transport.says[kind][101] = lyons
     directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
-    return RemoteSites(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"]), transport
+    state = FederationState(run="0" * 16, num_clients=3)
+    return RemoteSites(directory, state, 1, lambda site, samples: samples, ["change"]), transport
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
         partial(shapfed, sampler=UniformSampler(2)),
         {"make_module": partial(of, Decaying)},
     ),
+    "equally many steps": (partial(shapfed, local_epochs="5 steps"), {"make_module": partial(of, Decaying)}),
     "dropout": (partial(fedavg, local_epochs=2), {"make_module": partial(of, Dropping)}),
     "local heads": (partial(fedavg, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
@@ -146,6 +147,17 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
+
+
+def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
+    """In a simulation clients are called by their numbers. A site of other settings is left out."""
+    passes = (2, 1, 3)
+    remote = Remotely(tmp_path / "b", partial(shapfed, local_epochs=dict(zip(NAMES, passes))), momentum)
+    local = one_process(tmp_path / "a", partial(shapfed, local_epochs=dict(enumerate(passes))), momentum)
+    assert_same(remote.fit(own=ServerData()), local)
+    remote.make = shapfed
+    with pytest.raises(ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"):
+        remote.fit()
 
 
 @pytest.mark.parametrize(

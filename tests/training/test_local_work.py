@@ -1,0 +1,154 @@
+"""Clients with passes of their own, and with equally many steps: the weights of a loop by hand, to the bit."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedNova
+from flsv.cli import main
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.training.algorithms import FedRep
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import assert_resumes, fit, pair
+from helpers.loops_by_hand import SEED, KeepsRounds, without_batch_norm
+from helpers.models import Plain, Plainest
+
+SIZES, SGD = (7, 2, 1), partial(torch.optim.SGD, lr=0.1)
+MOMENTUM = partial(SGD, momentum=0.9)
+UNEQUAL = {"0": 1, "1": 3, "2": 4}
+#: The argument, batches of a step, ``limit_train_batches``; and each client's passes, of 9, 3 and 2 batches or less.
+CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
+    (UNEQUAL, 1, 1.0, [[9], [3] * 3, [2] * 4]),
+    (UNEQUAL, 2, 2, [[2], [2] * 3, [2] * 4]),
+    ("5 steps", 1, 1.0, [[5], [3, 2], [2, 2, 1]]),
+    ("5 steps", 2, 1.0, [[9], [3, 3, 2], [2] * 5]),
+    ("3 steps", 1, 2, [[2, 1], [2, 1], [2, 1]]),
+]
+
+
+def by_hand(data: FederatedDataModule, round: Round, client: int, passes: list[int], window: int) -> tuple[Tensor, int]:
+    model, steps = without_batch_norm(), 0
+    space = ParameterSpace(model)
+    space.write(model, round.global_vector)
+    optimizer = MOMENTUM(model.parameters())
+    for epoch, length in enumerate(passes):
+        draw = generator_for(SEED, "shuffle", round.round_index, client, epoch)
+        given = list(data.client_loader(client, "train", generator=draw))[:length]
+        assert len(given) == length
+        for start in range(0, length, window):
+            optimizer.zero_grad()
+            for x, y in given[start : start + window]:
+                (nn.functional.cross_entropy(model(x), y) / window).backward()
+            optimizer.step()
+            steps += 1
+    return space.read(model), steps
+
+
+@pytest.mark.parametrize(("work", "window", "limit", "passes"), CASES)
+def test_weights_of_unequal_work_equal_a_loop_by_hand(
+    tmp_path: Path, work: Any, window: int, limit: Any, passes: list[list[int]]
+) -> None:
+    data = toy_data(SIZES)
+    aggregator, module = KeepsRounds(), Plain(without_batch_norm(), MOMENTUM)
+    loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
+    trained = {"accumulate_grad_batches": window, "limit_train_batches": limit}
+    fit(loop, tmp_path, module, data, rounds=2, **trained)
+    for round in aggregator.rounds:
+        shares = data.num_samples / data.num_samples.sum()
+        models = []
+        for client in range(3):
+            model, steps = by_hand(data, round, client, passes[client], window)
+            assert torch.equal(round.client_vectors[client], model)
+            assert round.num_steps[client] == steps
+            models.append(model - round.global_vector)
+        expected = round.global_vector + sum(share * model for share, model in zip(shares, models))
+        torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
+    assert len(aggregator.rounds) == 2
+
+
+@pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
+def test_fednova_divides_each_update_by_the_steps_of_its_client(tmp_path: Path, work: Any) -> None:
+    """Of SGD without momentum: with equal steps it is FedAvg."""
+
+    class Nova(FedNova):
+        def end_round(self, round: Round) -> None:
+            steps = torch.tensor([9, 9, 8] if work == UNEQUAL else [5, 5, 5])
+            shares = data.num_samples / data.num_samples.sum()
+            mean = sum(s * u / n for s, u, n in zip(shares, round.client_updates, steps))
+            expected = round.global_vector + (shares * steps).sum() * mean
+            torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
+            seen.append(round.num_steps.tolist() == steps.tolist())
+
+    data, seen = toy_data(SIZES), []
+    fit(FederatedLoop(Nova(), local_epochs=work, seed=SEED), tmp_path, Plainest(SGD), data, rounds=2)
+    assert seen == [True, True]
+
+
+class Decays(Plainest):
+    """To zero, at each client's last step."""
+
+    def __init__(self) -> None:
+        super().__init__(MOMENTUM, scheduler=self.schedule, interval="step")
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        total = self.trainer.estimated_stepping_batches
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
+
+
+@pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
+def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_to_the_bit(tmp_path: Path, work: Any) -> None:
+    make = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
+    data = partial(toy_data, SIZES)
+    loop = assert_resumes(make, tmp_path, lambda: Plainest(MOMENTUM), data, accumulate_grad_batches=2)
+    assert loop.participations.tolist() == [4, 4, 4]
+    module = Decays()
+    loop = FederatedLoop(local_epochs=work, seed=SEED)
+    fit(loop, tmp_path / "decays", module, data(), rounds=2)
+    rates = [each["pace"]["schedulers"][0]["_last_lr"] for each in loop.state_dict()["clients"].values()]
+    assert rates == [[pytest.approx(0, abs=1e-9)]] * 3
+
+
+@pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])
+def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path: Path, work: Any) -> None:
+    pair(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (0, "local_epochs=0"),
+        (1.5, "local_epochs=1.5"),
+        ({}, "expected a number of passes"),
+        ("0 steps", "expected a number of passes"),
+        ("fast", "expected a number of passes"),
+        ({"0": 1, "1": 0}, "1=0.: expected a whole number of at least 1"),
+    ],
+)
+def test_impossible_work_is_refused_by_the_loop(work: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        FederatedLoop(local_epochs=work)
+
+
+def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the clients are '0', '1', '2', so that '2', 'Boston' is missing or"):
+        fit(FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1}), tmp_path)
+    loop = FederatedLoop(client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3})
+    with pytest.raises(ConfigurationError, match="no epoch for the shared part: local_epochs=1"):
+        fit(loop, tmp_path)
+
+
+def test_work_is_read_from_the_command_line_and_from_files(tmp_path: Path) -> None:
+    options = ["--config", "digits", "--trainer.max_epochs", "1", "--federation.evaluation.every", "0"]
+    file = tmp_path / "a.yaml"
+    file.write_text("federation: {local_epochs: {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}}")
+    for own in (["--federation.local_epochs", "3 steps"], ["--config", str(file)]):
+        assert main(["fit", *options, *own, "--trainer.default_root_dir", str(tmp_path)]) == 0
