@@ -92,6 +92,7 @@ class LocalData:
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
+        order: function from a random generator to the places of the training samples that an epoch reads, in its order.
     """
 
     def __init__(
@@ -106,11 +107,12 @@ class LocalData:
         guarded: bool = True,
         any_task: Callable[[Split, Any], Evaluator] = no_task,
         training: Callable[[torch.Generator], Iterable[Any]] = no_model,
+        order: Callable[[torch.Generator], Tensor] = no_model,
     ) -> None:
         self._name, self._batches = name, batches
         self._evaluator, self._module = evaluator, module
         self._class_counts, self._population, self._guarded = class_counts, population, guarded
-        self._any_task, self._training = any_task, training
+        self._any_task, self._training, self._order = any_task, training, order
         self._evaluators: dict[tuple[Split, Any], Evaluator] = {}
         own: State = {}
         self._state = state or (lambda: own)
@@ -265,6 +267,11 @@ class LocalData:
         if key not in self._evaluators:
             self._evaluators[key] = self._any_task(split, performance)
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """Return the places of the training samples that an epoch reads, in its order, int64."""
+        self._check()
+        return self._order(generator)
 
     def module(self, vector: Tensor) -> nn.Module:
         """Return a copy of the module, in evaluation mode, with the parameters and buffers of ``vector [P]``."""

@@ -16,7 +16,7 @@ from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
+from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
@@ -39,6 +39,7 @@ class FederatedData:
     differs: Tensor
     columns: tuple[ColumnCard, ...] = ()
     by_rarity: bool = False
+    draws: WeightedDraws | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -111,14 +112,14 @@ def partition_data(
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
-    check_full_batches(splits, train_options)
+    check_full_batches(splits, train_options, source.draws)
     source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
     train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
     val: Any = source.val_loaders
     if source.val is not None or len(splits.server_val):
         own = (train, splits.server_val) if source.val is None else (source.val,)
         val = make_loader(*own, **eval_options)
-    classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity)
+    classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity, source.draws)
     return FederatedData(train, val, source.test, splits, classes, train_options, eval_options, differs, *also)
 
 
@@ -172,10 +173,19 @@ def _split(
     return splits
 
 
-def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
-    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch."""
+def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None) -> None:
+    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
+    if draws is not None:
+        own = [draws.among(held["train"]) for held in splits.clients]
+        samples = [each.count for each in own]
+        if bad := [client for client, each in enumerate(own) if each.count and not each.possible]:
+            called = client_called(bad[0], splits.names, "Client")
+            raise ConfigurationError(
+                f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
+                f"loader, which draws {own[bad[0]].count} of them. Give more samples a weight, or replacement=True."
+            )
     if options["drop_last"] and min(samples) < size:
         called = client_called(samples.index(min(samples)), splits.names, "Client")
         raise ConfigurationError(
@@ -268,5 +278,5 @@ def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> Fed
             raise ConfigurationError(f"drop_flagged: all training samples of {called} are flagged. Leave it out.")
         splits.append({**parts, "train": kept})
     left = replace(dealt.splits, clients=tuple(splits))
-    check_full_batches(left, dealt.train_options)
+    check_full_batches(left, dealt.train_options, dealt.draws)
     return replace(dealt, splits=left)

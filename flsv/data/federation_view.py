@@ -13,12 +13,13 @@ from torch.utils.data import DataLoader
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
-from flsv.data.loaders import Loader, TensorBatches, make_loader
+from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
 from flsv.data.sources.base import ColumnCard, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.utilities.arguments import ReadOnlyArguments
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import generator_for, seed_or_default
 
@@ -181,11 +182,23 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
         """Return a loader of shuffled training batches; they are in order if the trainer has ``overfit_batches``."""
+        data = self._data
+        if self._overfits:
+            return make_loader(data.train, indices, **data.train_options)
+        draws = None if data.draws is None else data.draws.among(indices)
+        return make_loader(data.train, indices, generator=generator, draws=draws, **data.train_options)
+
+    def client_order(self, client: int, generator: torch.Generator) -> Tensor:
+        """Return the places of a client's training samples in the order in which its loader reads them, int64."""
+        indices, draws = self.client_indices(client), self._data.draws
+        if self._overfits:
+            return torch.arange(len(indices))
+        return drawn_order(len(indices), generator, None if draws is None else draws.among(indices))
+
+    @property
+    def _overfits(self) -> bool:
         # For mypy: Lightning sets overfit_batches outside of the constructor.
-        overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-        order = None if overfits else generator
-        options = self._data.train_options
-        return make_loader(self._data.train, indices, generator=order, **options)
+        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
         """Return the partitioned data, on the trainer's accelerator if ``Loader.on_device`` is set and they fit there;
@@ -220,6 +233,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
         if self._dealt is None:
             return facts
+        if (draws := self._dealt.draws) is not None:
+            facts["sampler"] = f"{draws.count} draws by weights {digest([draws.weights, draws.replacement]).hex()[:12]}"
         for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
             if held != tuple(map(str, range(len(held)))):
                 facts[name] = listed(held, _LISTED)

@@ -28,6 +28,37 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import derive_seed
 
 
+@dataclass(frozen=True)
+class WeightedDraws:
+    """Draws of an epoch's samples by weights, as torch's ``WeightedRandomSampler`` makes them.
+
+    Args:
+        weights: weight of each sample, float64 ``[n]``.
+        count: number of samples in an epoch.
+        replacement: whether a sample may be drawn again.
+    """
+
+    weights: Tensor
+    count: int
+    replacement: bool
+
+    def among(self, indices: Tensor) -> WeightedDraws:
+        """Return the draws from the samples ``indices`` alone, whose epoch is as much shorter as they are fewer."""
+        count = max(min(1, len(indices)), round(self.count * len(indices) / len(self.weights)))
+        return WeightedDraws(self.weights[indices], count, self.replacement)
+
+    @property
+    def possible(self) -> bool:
+        return int((self.weights > 0).sum()) >= (1 if self.replacement else self.count)
+
+
+def drawn_order(length: int, generator: torch.Generator, draws: WeightedDraws | None = None) -> Tensor:
+    """Return an epoch's samples in the order of reading, int64: each of ``length`` once, or the ``draws``."""
+    if draws is None:
+        return torch.randperm(length, generator=generator)
+    return torch.multinomial(draws.weights, draws.count, draws.replacement, generator=generator)
+
+
 class TensorBatches:
     """Loader that gathers batches from tensors with one ``index_select`` per tensor and batch.
 
@@ -37,6 +68,7 @@ class TensorBatches:
         batch_size: rows per batch.
         drop_last: whether to leave out a last batch that is not full.
         generator: CPU generator that draws a new order of the rows for every pass; None: the given order.
+        draws: weights by which the rows of a pass are drawn, with ``generator``; None: each row once.
 
     Yields:
         Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
@@ -55,22 +87,23 @@ class TensorBatches:
         *,
         drop_last: bool = False,
         generator: torch.Generator | None = None,
+        draws: WeightedDraws | None = None,
     ) -> None:
         self.tensors = tuple(tensors)
         self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.generator = generator
+        self.generator, self.draws = generator, draws
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.indices), self.batch_size)
+        full, rest = divmod(len(self.indices) if self.draws is None else self.draws.count, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
         """Draw the order of one pass and return the indices of each batch's rows, int64 ``[batch_size]`` each."""
         order = self.indices
         if self.generator is not None:
-            order = order[torch.randperm(len(order), generator=self.generator)]
+            order = order[drawn_order(len(order), self.generator, self.draws)]
         return order.to(self.tensors[0].device).split(self.batch_size)[: len(self)]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
@@ -86,6 +119,7 @@ def make_loader(
     batch_size: Count,
     drop_last: bool = False,
     generator: torch.Generator | None = None,
+    draws: WeightedDraws | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     **options: Any,
 ) -> TensorBatches | DataLoader:
@@ -101,6 +135,7 @@ def make_loader(
         drop_last: whether to leave out a last batch that is not full.
         generator: CPU generator that draws a new order of the rows for every pass; None: the given order. The seeds of
             worker processes are derived from the generator's initial seed.
+        draws: weights by which the rows of a pass are drawn, with ``generator``; None: each row once.
         collate_fn: makes a batch of a list of samples, as for ``DataLoader``; None: torch's default.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
@@ -115,14 +150,15 @@ def make_loader(
     """
     tensors, rows = tensors_of(dataset, indices, collate_fn)
     if tensors is not None:
-        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator)
+        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws)
     collate_fn = collate_fn or default_collate
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
     kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
     # For mypy: a map-style data set has a length.
-    sampler: Any = SequentialSampler(subset) if generator is None else _Shuffled(len(subset), generator)  # type: ignore[arg-type]
+    held: Any = subset
+    sampler: Any = SequentialSampler(held) if generator is None else _Drawn(len(held), generator, draws)
     return kind(
         subset,
         batch_size=batch_size,
@@ -148,19 +184,17 @@ def tensors_of(
     return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]  # plain says what it is
 
 
-class _Shuffled(Sampler[int]):
-    """Sampler that draws a new order for every pass by one ``randperm``; torch's RandomSampler would draw one more,
-    unused."""
+class _Drawn(Sampler[int]):
+    """Sampler that draws an order for every pass by one call; torch's RandomSampler would draw once more, unused."""
 
-    def __init__(self, length: int, generator: torch.Generator) -> None:
-        self.length = length
-        self.generator = generator
+    def __init__(self, length: int, generator: torch.Generator, draws: WeightedDraws | None) -> None:
+        self.length, self.generator, self.draws = length, generator, draws
 
     def __len__(self) -> int:
-        return self.length
+        return self.length if self.draws is None else self.draws.count
 
     def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(self.length, generator=self.generator).tolist()
+        yield from drawn_order(self.length, self.generator, self.draws).tolist()
 
 
 def preload(

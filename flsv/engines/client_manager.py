@@ -78,6 +78,7 @@ class ClientManager:
                 partial(store.tensors, first + client) if owners is None else partial(self._state, client),
                 any_task=partial(self.any_task, client),
                 training=partial(self._training, client),
+                order=partial(data.client_order, client),
             )
             for client in range(data.num_clients)
         ]

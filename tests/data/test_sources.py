@@ -19,7 +19,6 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from flsv.cli import main
@@ -178,9 +177,8 @@ def test_options_of_a_wrapped_loader_are_kept():
 def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
-    for sampler in (WeightedRandomSampler(torch.ones(20), 20), RandomSampler(DATA, replacement=True)):
-        with pytest.warns(UserWarning, match=f" {type(sampler).__name__}.*shuffled uniformly instead"):
-            module_source(module(DataLoader(DATA, batch_size=2, sampler=sampler)))
+    with pytest.warns(UserWarning, match=" RandomSampler.*shuffled uniformly instead"):
+        module_source(module(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True))))
 
 
 class Episodes(BatchSampler):

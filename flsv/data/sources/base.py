@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
-from flsv.data.loaders import tensors_of
+from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
@@ -72,6 +72,7 @@ class SourceData:
         test: the test data; None without test data.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``; None: all samples.
         class_names: names of the classes; empty if the source has none.
+        draws: draws of training samples by weights; None: every sample once in an epoch.
         train_options: ``batch_size`` and other options of a ``DataLoader`` for training, as far as the source has them.
         eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
         groups: number of each training sample's group, int64 ``[N]``; None if the source itself has no groups.
@@ -92,6 +93,7 @@ class SourceData:
     test: Dataset | None = None
     indices: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    draws: WeightedDraws | None = None
     train_options: dict[str, Any] = field(default_factory=dict)
     eval_options: dict[str, Any] = field(default_factory=dict)
     groups: Tensor | None = None

@@ -26,10 +26,12 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from flsv.data.groups import plain_names
 from flsv.data.labels import chosen_by_rarity, class_names_of
+from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.base import (
     Reading,
     SourceData,
@@ -299,10 +301,17 @@ def module_source(module: L.LightningDataModule) -> SourceData:
             "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, "
             "or the data set as source."
         )
-    indices, sampler = None, loader.batch_sampler.sampler
+    indices, draws, sampler = None, None, loader.batch_sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
         # This sampler usually holds out validation samples of the same data set, which must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
+    elif type(sampler) is WeightedRandomSampler:
+        draws = WeightedDraws(sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement)
+        if len(draws.weights) != len(loader.dataset):  # type: ignore[arg-type]  # a map-style data set
+            raise ConfigurationError(
+                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
+                f"{len(loader.dataset)} samples. Give each sample a weight."  # type: ignore[arg-type]
+            )
     elif not isinstance(sampler, SequentialSampler) and not (
         # For mypy: a map-style data set has a length.
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
@@ -331,6 +340,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         pooled=getattr(module, "pooled_inputs", False),
         columns=getattr(module, "columns_read", ()),
         by_rarity=getattr(loader.dataset, "by_rarity", False),
+        draws=draws,
     )
 
 

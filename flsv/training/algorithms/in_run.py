@@ -229,10 +229,7 @@ class InRunValues(ClientAlgorithm):
             self._recognize(context)
             told = context.instruction
             stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
-            trainer = getattr(context.module, "_trainer", None)
-            in_order = trainer is not None and bool(trainer.overfit_batches)
-            n = context.samples
-            self._order, self._given = torch.arange(n) if in_order else torch.randperm(n, generator=stream), 0
+            self._order, self._given = context.local.order(stream), 0
         self._position += 1
         rows = self._order[self._given : self._given + count]
         self._given += count
