@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from flsv.core import Channel, Client, ClientUpdate, FederationState, Instructio
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.remote.messages import (
     GARBLED,
+    LOSS,
     BadReply,
     Packet,
     check_done,
@@ -65,6 +66,7 @@ class RemoteSites:
         self.directory, self._state, self._rounds = directory, state, rounds
         self._most_steps, self._num_classes, self._reports = most_steps, num_classes, frozenset(reports)
         self._usual: str | None = None
+        self._withheld: set[tuple[int, str]] = set()
         self._stands: dict[int, str] = {}
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
@@ -130,6 +132,7 @@ class RemoteSites:
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
+            self._tell_withheld(site, replies[site], [LOSS])
         return [finite[site] for site in self._trained], [site for site in updates if site not in finite]
 
     def _read(
@@ -237,9 +240,19 @@ class RemoteSites:
                 if any(value < 0 or value > 1 for value in own.values()):  # NaN means: not defined
                     raise BadReply(f"its scores are {own}")
                 scores[site] = own
+                self._tell_withheld(site, reply, OWN_SCORES)
             except GARBLED as error:
                 self._warn(site, "has not tested its model", fault_of(error))
         return scores
+
+    def _tell_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
+        """Warn, once, of those of the scores called ``names`` that a site's policy does not let it tell."""
+        told = reply.plain.get("withheld")
+        told = told if isinstance(told, list) else []
+        found = [name for name in names if name in told and (site, name) not in self._withheld]
+        self._withheld |= {(site, name) for name in found}
+        if found:
+            self._warn(site, f"does not tell {', '.join(found)}", "its policy does not let it")
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the plain values that are in every message to a site: about the run, the site, and the visit from

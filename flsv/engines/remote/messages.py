@@ -20,6 +20,8 @@ from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 
 START, OTHER, REPORT = "start", "told/", "report/"
+#: Name of an update's training loss in a site's policy.
+LOSS = "training_loss"
 _PLAIN = (str, int, float, bool, type(None))
 #: Types of tensors of numbers; operations on tensors of any other type, which only hold bits, raise errors.
 _NUMBERS = (
@@ -109,20 +111,22 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
 
 
-def update_packet(update: ClientUpdate, visit: str, lost: bool = False) -> Packet:
+def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
     """Make the packet with which a site sends its update to the server.
 
     Args:
         update: the site's update.
         visit: the visit's name.
         lost: whether the site had lost its earlier state and started without it.
+        withheld: the losses that the site's policy does not let it tell.
     """
     plain = {
         "samples": update.num_samples,
-        "loss": update.loss,
+        "loss": float("nan") if LOSS in withheld else update.loss,
         "steps": update.num_steps,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
+        "withheld": list(withheld),
         "visit": visit,
     }
     tensors = {REPORT + name: value for name, value in update.reports.items()}

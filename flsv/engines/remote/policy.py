@@ -1,4 +1,4 @@
-"""SitePolicy: limits, in a file at a site, on the questions to the site and on its privacy loss."""
+"""SitePolicy: limits, in a file at a site, on the questions to it, the scores that it tells and its privacy loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ from flsv.engines.remote.messages import GARBLED, Refused, checked_int
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import checked
+from flsv.utilities.errors import listed
 
 
 @checked
@@ -38,6 +39,11 @@ class SitePolicy:
             numbers of samples and the numbers of steps that they take, and answers no question. An update that left
             without noise before the limit was set exceeds any limit.
         delta: the probability that the bound ``max_epsilon`` does not hold.
+        tells: the only losses and scores that the site tells, by name: ``"training_loss"``; ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"auroc"`` of its own model; the ``performance`` that a question asks for
+            (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``); and what the strategies
+            let it report, such as ``"label_divergence"``. Its numbers of samples and steps it tells always. None for
+            all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -52,6 +58,7 @@ class SitePolicy:
     questions: list[Annotated[str, 'Say a list of names such as "package.module:function".']] | None = None
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
@@ -77,6 +84,19 @@ class SitePolicy:
         """
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
+
+    def withheld(self, names: Iterable[str]) -> list[str]:
+        """Return those of the losses and scores called ``names`` that the site does not tell."""
+        return [] if self.tells is None else [name for name in names if name not in self.tells]
+
+    def check_told(self, names: Iterable[str]) -> None:
+        """Check that the site may tell the losses and scores called ``names``.
+
+        Raises:
+            Refused: one of them is not among :attr:`tells`.
+        """
+        if withheld := self.withheld(names):
+            raise Refused(f"its policy does not let it tell {listed(withheld, show=repr):.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
         """Return the uploads that add noise to updates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,27 +21,38 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
-from flsv.engines.remote.messages import Packet, Refused, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.messages import (
+    LOSS,
+    Packet,
+    Refused,
+    failure_packet,
+    pack,
+    read_instruction,
+    unpack,
+    update_packet,
+)
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
-from flsv.scores.class_scores import ClassScores, plain_scores
+from flsv.metrics.needs import needs_of
+from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report
 from flsv.utilities.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
-#: Functions of flsv that a server may let sites compute on their data; a site may allow more.
-QUESTIONS = (
-    "flsv.personalization.pfedsv_client:collaborate",
-    "flsv.personalization.fedfomo:mix_models",
-    "flsv.core.round:started_from",
-    "flsv.sampling.power_of_choice:local_loss",
-    "flsv.metrics.leave_self_out:leave_self_out",
-    "flsv.games.judges:judge",
-    "flsv.games.judges:judge_coalitions",
-)
+#: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
+#: argument ``performance`` names another. A site may allow more.
+QUESTIONS: Mapping[str, str | None] = {
+    "flsv.personalization.pfedsv_client:collaborate": "accuracy",
+    "flsv.personalization.fedfomo:mix_models": "negative_loss",
+    "flsv.core.round:started_from": None,
+    "flsv.sampling.power_of_choice:local_loss": "negative_loss",
+    "flsv.metrics.leave_self_out:leave_self_out": "accuracy",
+    "flsv.games.judges:judge": "accuracy",
+    "flsv.games.judges:judge_coalitions": "accuracy",
+}
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -128,15 +140,22 @@ class Site:
 
     def _hello(self, packet: Packet) -> Packet:
         self.policy.noise(self._config.uploads)
+        self.policy.check_told(self._needed())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
         return Packet("hello", {"sizes": sizes})
+
+    def _needed(self) -> list[str]:
+        """Name the losses and scores that a run with the site's settings cannot do without."""
+        losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
+        return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
     def _train(self, packet: Packet) -> Packet:
         plain, memory = packet.plain, self._memory(packet)
         kept = memory.after(plain["counted"])
         secret = visit_secret(self._secret, packet, kept) if self._upload_seed is None else self._upload_seed
         visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
+        self.policy.check_told(self._needed())
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
         trainer = self._trainer(packet, plain["rounds"], visit)
         trainer.fit(self._make_module(), visit.loader(trainer))
@@ -144,12 +163,15 @@ class Site:
             return Packet("broken")
         name = packet.digest.hex()
         memory.keep(name, visit.kept, [plain["counted"]])
-        return update_packet(visit.update, name, lost=kept is None)
+        return update_packet(visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS]))
 
     def _test(self, packet: Packet) -> Packet:
         """Score the model that this site would use, on the site's test samples, and return the scores in a packet."""
-        kept = self._kept(packet)
-        return Packet("tested", self._within_fit(packet, partial(self._scores, packet, kept)))
+        kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
+        if len(withheld) == len(OWN_SCORES):
+            self.policy.check_told(OWN_SCORES)
+        scores = self._within_fit(packet, partial(self._scores, packet, kept))
+        return Packet("tested", {**scores, **dict.fromkeys(withheld, float("nan")), "withheld": withheld})
 
     def _scores(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
@@ -170,6 +192,12 @@ class Site:
             raise PermissionError(f"{name!r} is no question that this site answers.")
         module_name, _, function = name.partition(":")
         question = getattr(importlib.import_module(module_name), function)
+        args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
+        bound = inspect.signature(question).bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        asked = bound.arguments.get("performance")
+        if (score := QUESTIONS.get(name) if asked is None else asked) is not None:
+            self.policy.check_told([score])
         kept, memory = self._kept(packet), self._memory(packet)
         answer, tensors = pack(self._within_fit(packet, partial(self._reply, packet, question, kept)))
         visit = packet.digest.hex()

@@ -1,22 +1,27 @@
 """What a site's owner forbids does not happen, whatever the server and its app ask for."""
 
 import json
+import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from flsv import FederatedLoop
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER
-from flsv.metrics import ContributionEstimation
+from flsv.metrics import ContributionEstimation, ContributionMetric, InRunShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import SPLITS, Remotely, shapfed, site
+from helpers.sites import SPLITS, Remotely, ServerData, shapfed, site
 
 
 def private() -> FederatedLoop:
@@ -44,8 +49,9 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("least_sites = 3", r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta'\]"),
+        ("least_sites = 3", r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]"),
         ('questions = "all"', "Say a list of names"),
+        ('tells = "all"', "Say a list of names"),
         ("questions = [", "cannot be read"),
     ],
 )
@@ -76,6 +82,102 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="'Boston'.*its policy does not let it answer 'flsv.metrics.leave_self_out:"):
         remote.fit(rounds=1)
     assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
+
+
+class ByLoss(ContributionMetric):
+    """Reads the clients' training losses."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.seen: list[list[float]] = []
+
+    def update(self, client_ids: Tensor, losses: Tensor) -> None:
+        self.seen.append(losses.tolist())
+
+    def compute(self) -> Tensor:
+        return torch.zeros(self.num_clients or 0)
+
+
+def judging(metric: Any, **options: Any) -> FederatedLoop:
+    return shapfed(aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options)
+
+
+def test_scores_that_a_site_does_not_tell_do_not_leave_it(tmp_path: Path) -> None:
+    """The server says once what is withheld; training is the same."""
+    make = partial(judging, None, evaluation=ClientEvaluation(every=1))
+    crossed: dict[tuple[str, int], list[Packet]] = {}
+
+    def keep(address: int, packet: Packet, reply: Packet) -> Packet:
+        crossed.setdefault((packet.kind, address), []).append(reply)
+        return reply
+
+    remote = with_policy(tmp_path / "a", make, SitePolicy(tells=["accuracy"]), **SPLITS)
+    remote.transport.spoil = keep
+    with pytest.warns(UserWarning, match="does not tell") as warned:
+        loop = remote.fit(rounds=2)
+    said = [str(each.message) for each in warned if "does not tell" in str(each.message)]
+    assert [each.split("(client 0) ")[1] for each in said] == [
+        "does not tell training_loss: its policy does not let it.",
+        "does not tell balanced_accuracy, auroc: its policy does not let it.",
+    ]
+    assert {each.what.split(":")[0] for each in loop.events} >= {"does not tell training_loss"}
+    losses = {address: reply.plain["loss"] for (kind, address), (reply, *_) in crossed.items() if kind == "train"}
+    assert [math.isnan(losses[address]) for address in (100, 101, 102)] == [True, False, False]
+    scores = [reply.plain for reply in crossed["test", 100]]
+    assert all(0 <= each["accuracy"] <= 1 and math.isnan(each["auroc"] + each["balanced_accuracy"]) for each in scores)
+    assert loop.client_scores["accuracy"].isfinite().all()
+    assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
+    free = Remotely(tmp_path / "b", make, **SPLITS).fit(rounds=2)
+    assert torch.equal(loop.state.model(), free.state.model())
+    nothing = with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
+    with pytest.warns(UserWarning, match="has not tested its model: its policy does not let it tell 'accuracy', 'bal"):
+        nothing.fit(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "told", "name"),
+    [
+        (lambda: judging(ByLoss()), ["accuracy"], "training_loss"),
+        (lambda: judging(InRunShapley(), client_algorithm=InRunValues()), ["training_loss"], "in_run_values"),
+    ],
+)
+def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
+    tmp_path: Path, make: Any, told: list[str], name: str
+) -> None:
+    remote = with_policy(tmp_path, make, SitePolicy(tells=told))
+    with pytest.raises(ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"):
+        remote.fit(own=ServerData())
+    # Within a run, as by a policy that has been changed.
+    about = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 10, "rounds": 1, "round": 0, "seed": 0}
+    packet = Packet("train", {**about, "counted": None}, {"start": torch.zeros(1)})
+    assert f"does not let it tell '{name}'" in remote.transport.sites[100].answer(packet).plain["error"]
+    with_policy(tmp_path / "b", make, SitePolicy(tells=[*told, name])).fit(rounds=1, own=ServerData())
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (ContributionEstimation, "accuracy"),
+        (partial(ContributionEstimation, performance="balanced_accuracy"), "balanced_accuracy"),
+        (partial(PartialFederatedShapley, judges="clients"), "accuracy"),
+        (partial(PartialFederatedShapley, performance="val_loss", mode="min", judges="clients"), "val_loss"),
+    ],
+)
+def test_answers_tell_the_named_scores_only(tmp_path: Path, metric: Any, name: str) -> None:
+    def make() -> FederatedLoop:
+        return judging(metric())
+
+    allowing = with_policy(tmp_path / "a", make, SitePolicy(tells=[name]), **SPLITS).fit(rounds=1, own=ServerData())
+    assert all("not answer" not in each.what for each in allowing.events)
+    remote = with_policy(tmp_path / "b", make, SitePolicy(tells=["training_loss", "auroc"]), **SPLITS)
+    said = f"its policy does not let it tell '{name}'"
+    if metric is ContributionEstimation or metric.func is ContributionEstimation:
+        with pytest.warns(UserWarning, match=f"'Boston' .*{said}"):
+            remote.fit(rounds=1, own=ServerData())
+    else:
+        with pytest.raises(ConfigurationError, match=said):  # tried before training
+            remote.fit(rounds=1, own=ServerData())
 
 
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:
