@@ -237,7 +237,9 @@ class ClientJudges(VectorEvaluator):
     @property
     def predicts(self) -> bool:
         """Return whether the clients can predict all coalitions' outputs: of classifiers, and models and coalitions
-        that are not too many."""
+        that are not too many. What clients keep of a model is that of another training, so that then they cannot."""
+        if self.space.private_names:
+            return False
         return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
 
     def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:

@@ -115,8 +115,10 @@ class ShadowShapley(MeasuredMetric):
 
     Raises:
         ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
-            before training, a setting with which coalitions cannot be trained: personalizers, parts of the module that
-            stay at the clients, colluders, privacy noise.
+            before training, a setting with which coalitions cannot be trained: personalizers, colluders, privacy noise;
+            or a part of the module that stays at the clients (``share``), if it is used in the server's scores, or at
+            sites. With ``judges="clients"`` each client scores with its own part of the coalition's run, the initial
+            one if it is no member.
 
     Example:
         >>> from flsv.functional import few_coalitions

@@ -114,9 +114,9 @@ class AfterTheRun:
             self._first,
             rounding_of(run.trainer),
         )
-        coalitions = members_of(self._masks[2:])
+        coalitions, empty = members_of(self._masks[2:]), [()] * any(_own(each, run) for each in self._metrics.values())
         try:
-            train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, _Says())
+            train_fits(fits, run.data.num_samples.tolist(), [*coalitions, *empty], run.seed, store, _Says())
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}")
             return {}
@@ -144,6 +144,9 @@ class AfterTheRun:
         by = called(metric.measured_by)
         places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
         curves = [store.rows(run.seed, members) for members in coalitions]
+        if _own(metric, run):  # the run's clients have trained theirs by now
+            empty = torch.tensor([row[of] for row in store.rows(run.seed, ())])[places]
+            metric.ends = torch.stack([empty.to(metric.ends), metric.ends[:, 1]], 1)
         utilities = torch.tensor([[curve[place][of] for curve in curves] for place in places], dtype=torch.float64)
         utilities = utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities  # [R, K - 2], or per class
         if score is None:
@@ -164,6 +167,12 @@ class AfterTheRun:
             f": coalitions were trained in fresh processes, since {self._beginning.no_fork}, which have no global that "
             "the program has set. Value the run by flsv retrain."
         )
+
+
+def _own(metric: ShadowShapley, run: EndedRun) -> bool:
+    """Return whether clients score models by parts of their own."""
+    evaluator = run.games.evaluator_of(metric.measured_by)
+    return evaluator.asks_clients and bool(evaluator.space.private_names)
 
 
 class _Says:

@@ -30,7 +30,7 @@ from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
-from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
+from flsv.retraining.coalition_refusals import check_scored, check_settings, check_shared, mean_cohort
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.sampling import FullParticipation
@@ -136,8 +136,9 @@ class CoalitionPlan:
         if not self._metrics:
             return
         module = trainer.lightning_module
-        check_shared(config, module)
-        self._seed, self._elsewhere = config.seed or 0, callable(config.engine)
+        self._seed, self._elsewhere, self._share = config.seed or 0, callable(config.engine), config.share
+        if self._elsewhere:
+            check_shared(config, module)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
         constant = sharing(config.share, module, config.head).constant
         places = {each.data_ptr() for name, each in module.named_parameters() if name in constant}
@@ -204,6 +205,10 @@ class CoalitionPlan:
         if not self._metrics:
             return
         self._games, masks = games, self.masks(num_clients)
+        if not self._elsewhere:
+            for name, metric in self._metrics.items():
+                measure = metric.measured_by
+                check_scored(f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure)
         if self._ends is not None and not self._elsewhere:
             self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
@@ -224,7 +229,8 @@ class CoalitionPlan:
         if all(OutputScore.of(games.evaluator_of(each), each) is not None for each in measures):
             return " The others' outputs are predicted."
         return (
-            " The others' scores are estimated, since logged values have no outputs. A larger "
+            " The others' scores are estimated, since logged values have no outputs, and clients that keep a part "
+            "of the model predict none. A larger "
             'max_fits, or a performance of outputs such as "accuracy" or a torchmetrics metric, comes closer.'
         )
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
+from flsv.core.parameter_space import named_state
 from flsv.core.sharing import sharing
+from flsv.games.coalition_utility import Measure, utility_of
+from flsv.games.lent_module import lent
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 
+#: Number of other values of the part that clients keep, with which :func:`check_scored` scores a module.
+TRIALS = 4
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
 WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
@@ -33,7 +39,7 @@ def check_settings(config: FederationConfig) -> None:
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
-    """Check that no trained part of a module stays at the clients.
+    """Check that no trained part of a module stays at sites, which train coalitions' models as vectors.
 
     Args:
         config: the federation's configuration.
@@ -45,8 +51,49 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
     if kept := sharing(config.share, module, config.head).kept:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
-            f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
+            f"{sorted(kept)[0]!r} and others stay at the sites. Share all that is trained, or {WITHOUT}."
         )
+
+
+def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
+    """Check by trial that the server's score of a module does not depend on the part that clients keep, of which the
+    server has the initial values; clients score with their own.
+
+    Args:
+        asking: who asks for the score, for the message.
+        share: the loop's argument ``share``.
+        module: the module.
+        evaluator: the evaluator of ``measure``.
+        measure: the performance measure.
+
+    Raises:
+        ConfigurationError: the score changes with that part.
+    """
+    kept = evaluator.space.private_names
+    if evaluator.asks_clients or not kept:
+        return
+    state, draw = dict(named_state(module)), torch.Generator().manual_seed(0)
+
+    def scored(names: Iterable[str]) -> list[Tensor]:
+        for name in names:
+            value, noise = state[name], torch.rand(state[name].shape, generator=draw).to(state[name].device)
+            if value.is_floating_point():
+                value.copy_(value * (1 + noise) + 0.1 * noise)
+            elif name in kept:  # others may be indices
+                value.copy_(value + noise.round())
+        scores = evaluator.live(module, keep=True)
+        return [utility_of(scores, measure), *([] if scores.outputs is None else [scores.outputs])]
+
+    with lent(module), torch.no_grad():
+        first = scored(state)  # initial weights of 0, as LoRA's, would hide the part behind them
+        for _ in range(TRIALS):
+            for before, now in zip(first, scored(kept)):
+                if not torch.allclose(before, now, rtol=1e-5, atol=1e-7, equal_nan=True):
+                    raise ConfigurationError(
+                        f"{asking} scores models on the server's validation set, and with share={share!r} a part of it "
+                        f"stays at the clients, on which the score depends: of {kept[0]!r} the server has the initial "
+                        'values. Let clients judge, each with its own (judges="clients"), or share all that is scored.'
+                    )
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:

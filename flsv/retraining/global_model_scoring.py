@@ -23,7 +23,7 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.utilities.errors import ConfigurationError
+from flsv.retraining.coalition_refusals import check_scored
 
 
 def train_alone(
@@ -101,18 +101,13 @@ class GlobalModelScoring(L.Callback):
             loop.on_advance_end = in_turn(loop.on_advance_end, partial(self._end_round, trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        callback: Any  # a FederatedLoop, of a higher layer
-        for callback in callbacks_of(trainer):
-            if getattr(callback, "share", "all") != "all" and callback.space.private_names:
-                raise ConfigurationError(
-                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
-                    "stays at the clients. Share all of it."
-                )
         start = time.perf_counter()
         loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
         self.space = ParameterSpace(pl_module) if loop is None else loop.space
         seed = 0 if loop is None else loop.state.seed
         self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
+        for evaluator, measure in zip(self._evaluators, self._measures):
+            check_scored("RetrainedUtility", getattr(loop, "share", "all"), pl_module, evaluator, measure)
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         self.before = self._evaluated(pl_module)
         self.seconds += time.perf_counter() - start

@@ -29,6 +29,7 @@ from flsv.metrics import ContributionMetric
 from flsv.metrics.needs import needs_of
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.uploads import Upload
+from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, check_lightning, need_classes
 
 
@@ -193,9 +194,11 @@ def check_space(
     """Check the settings that depend on the module's layers, once the layers exist."""
     for upload in uploads:
         upload.check(space)
-    if kept and metrics.game_metrics:
+    # Metrics that train coalitions are tried: their scores may not depend on what stays.
+    games = [name for name in metrics.game_metrics if attribute_of(metrics.metrics[name], "trains") is None]
+    if kept and games:
         raise ConfigurationError(
-            f"metrics {metrics.game_metrics} evaluate models on the server's validation set, and the server has no "
+            f"metrics {games} evaluate models on the server's validation set, and the server has no "
             f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "
             "metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )

@@ -1,0 +1,206 @@
+"""Coalitions of clients that keep a part of the model: each has the score of a plain loop of its members, in which
+every client has its own part."""
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv import FederatedLoop, Reporting
+from flsv.data import FederatedDataModule
+from flsv.metrics import PartialFederatedShapley, ShadowShapley
+from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import checkpoints, fit, trainer_for
+from helpers.recorded import Recorded
+from helpers.sites import Remotely, ServerData
+
+SEED, ROUNDS, RATE = 5, 3, 0.1
+COALITIONS = [members for size in range(4) for members in itertools.combinations(range(3), size)]
+entropy = nn.functional.cross_entropy
+
+
+class Weighs(L.LightningModule):
+    """Weighs classes in training by its client's own samples, of all rounds."""
+
+    def __init__(self, zero: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.register_buffer("_class_weight", torch.ones(CLASSES))
+        if zero:  # hides what lies before it
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        counts = torch.bincount(y, minlength=CLASSES) + 1.0
+        self._class_weight.mul_(0.9).add_(0.1 * counts.sum() / counts)
+        return entropy(self(x), y, self._class_weight)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self(batch[0])
+        self.log("val_loss", entropy(logits, batch[1], self._class_weight))
+        self.log("val_acc", (logits.argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), RATE)
+
+
+def by_hand(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> tuple[Weighs, list[dict[str, Tensor]]]:
+    """The global model, and each client's part."""
+    server = Weighs()
+    names = [name for name in server.state_dict() if name.startswith(kept)]
+    own = [{name: server.state_dict()[name].clone() for name in names} for _ in range(3)]
+    for r in range(ROUNDS if members else 0):
+        states = []
+        for i in members:
+            client = copy.deepcopy(server)
+            client.load_state_dict({**client.state_dict(), **own[i]})
+            optimizer = torch.optim.SGD(client.parameters(), RATE)
+            for batch in data.client_loader(i, "train", generator=generator_for(SEED, "shuffle", r, i, 0)):
+                optimizer.zero_grad()
+                client.training_step(batch, 0).backward()
+                optimizer.step()
+            states.append(client.state_dict())
+            own[i] = {name: states[-1][name].clone() for name in names}
+        total = sum(int(data.num_samples[i]) for i in members)
+        for name, value in server.state_dict().items():
+            if name not in names:
+                value.copy_(sum(int(data.num_samples[i]) / total * s[name] for i, s in zip(members, states)))
+    return server, own
+
+
+@torch.no_grad()
+def score(model: Weighs, batches: Any, by: str) -> float:
+    x, y = (torch.cat(part) for part in zip(*batches))
+    logits = model(x)
+    return float((logits.argmax(1) == y).double().mean()) if "acc" in by else -float(entropy(logits, y))
+
+
+def federation(kept: str, **metrics: Any) -> FederatedLoop:
+    return FederatedLoop(metrics=metrics, share=[f"!{kept}*"], seed=SEED, reporting=Reporting(table=False))
+
+
+ON_SERVER = {"server_val": 0.3, "client_test": 0.0}
+AT_CLIENTS = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
+
+
+def data_of(splits: dict[str, float]) -> FederatedDataModule:
+    data = toy_data((4, 2, 3), **splits)
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
+@pytest.mark.parametrize("by", ["negative_loss", "accuracy", "val_acc"])
+def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(tmp_path: Path, by: str) -> None:
+    metric = Recorded(coalitions="all", performance=by, mode="max" if by == "val_acc" else None, every=1)
+    loop, data = federation("_class_weight", shadow=metric), data_of(ON_SERVER)
+    module = Weighs()
+    fit(loop, tmp_path, module, data, ROUNDS)
+    found: Any = loop.metrics["shadow"]
+    for members, value in zip(found.members, found.game.tolist()):
+        server, own = by_hand(data, "_class_weight", members)
+        assert value == pytest.approx(score(server, data.val_dataloader(), by), abs=1e-6), members
+        assert all((own[i]["_class_weight"] != 1).any() == (i in members) for i in range(3))
+    assert sorted(found.members) == sorted(COALITIONS)
+    assert len(set(found.game.tolist())) > 4
+    plain = Weighs()
+    fit(federation("_class_weight"), tmp_path, plain, data_of(ON_SERVER), ROUNDS)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in module.state_dict().items())
+
+
+def judged(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> float:
+    """The clients' mean score, each of the global model with its part: the initial one if it is no member."""
+    server, own = by_hand(data, kept, members)
+    sizes = torch.tensor([len(data.client_indices(i, "val")) for i in range(3)]).double()
+    scores = []
+    for i in range(3):
+        model = copy.deepcopy(server)
+        model.load_state_dict({**model.state_dict(), **own[i]})
+        scores.append(score(model, data.client_loader(i, "val"), "negative_loss"))
+    return float(sizes @ torch.tensor(scores).double() / sizes.sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation|has changed)")
+@pytest.mark.parametrize(("kept", "resumed"), [("head", False), ("head", True), ("_class_weight", False)])
+def test_clients_judge_with_the_part_that_they_have_in_the_coalitions_own_run(
+    tmp_path: Path, kept: str, resumed: bool
+) -> None:
+    def loop() -> FederatedLoop:
+        metric = Recorded(coalitions="all", performance="negative_loss", judges="clients")
+        return federation(kept, shadow=metric)
+
+    last, data = loop(), data_of(AT_CLIENTS)
+    if resumed:
+        fit(loop(), tmp_path, Weighs(), data, 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
+    path = tmp_path / "checkpoints/last.ckpt" if resumed else None
+    fit(last, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
+    found: Any = last.metrics["shadow"]
+    expected = [judged(data, kept, members) for members in found.members]
+    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    assert float(found.compute().sum()) == pytest.approx(expected[1] - expected[0], abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
+def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
+    """Outputs of a coalition's model at a client need the part that the client had in that training."""
+    metric = Recorded(judges="clients")
+    loop = federation("head", shadow=metric)
+    fit(loop, tmp_path, Weighs(), data_of(AT_CLIENTS), ROUNDS)
+    found: Any = loop.metrics["shadow"]
+    assert found.members == [(), (0, 1, 2), (0,), (1,), (2,)]
+    assert found.trained is None
+    assert found.compute().isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
+@pytest.mark.parametrize(
+    ("kept", "options", "zero"),
+    [
+        ("head", {}, False),
+        ("body", {}, True),
+        ("_class_weight", {"performance": "val_loss", "mode": "min"}, False),
+    ],
+)
+def test_servers_score_that_depends_on_a_part_of_the_clients_is_refused(
+    tmp_path: Path, kept: str, options: dict[str, Any], zero: bool
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"'shadow' scores .* the score depends: of '{kept}.*judges=.clients"):
+        fit(federation(kept, shadow=ShadowShapley(**options)), tmp_path, Weighs(zero), data_of(ON_SERVER))
+    loop = federation(kept, shadow=ShadowShapley(**options), other=PartialFederatedShapley())
+    with pytest.raises(ConfigurationError, match=r"metrics \['other'\] evaluate models .* the server has no whole mod"):
+        fit(loop, tmp_path, Weighs(), data_of(ON_SERVER))
+
+
+def test_retrained_utility_allows_what_its_score_does_not_depend_on(tmp_path: Path) -> None:
+    data = data_of(ON_SERVER)
+
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(federation("_class_weight").replace(sampler=cohort), tmp_path, ROUNDS)
+
+    utility = RetrainedUtility(trainer, Weighs(), data, "negative_loss")
+    masks = torch.tensor([[True, False, True], [False, True, False]])
+    with pytest.warns(UserWarning, match="stay at their clients"):
+        found = utility(masks)
+    expected = [score(by_hand(data, "_class_weight", m)[0], data.val_dataloader(), "loss") for m in ((0, 2), (1,))]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+def test_sites_that_keep_a_part_train_no_coalitions(tmp_path: Path) -> None:
+    def loop() -> FederatedLoop:
+        return FederatedLoop(metrics={"shadow": ShadowShapley()}, share=["!head"], seed=SEED)
+
+    with pytest.raises(ConfigurationError, match="others stay at the sites. Share all that is trained"):
+        Remotely(tmp_path, loop).fit(own=ServerData())
