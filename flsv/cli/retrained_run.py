@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ class Facts:
         on_cpu: whether the trainings use no accelerator.
         checkpoint: the run's last checkpoint, whose weights the coalition of all clients must reproduce; None if they
             cannot be compared.
+        joining: ``{name: data}``, a client that has taken no part in the run, the last one of the trainings.
     """
 
     arguments: Sequence[str]
@@ -131,6 +132,7 @@ class Facts:
     warned: list[str]
     on_cpu: bool
     checkpoint: Path | None
+    joining: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -222,6 +224,8 @@ def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli, question = make_run(facts.arguments, piece.seed), facts.question
+    for name, given in facts.joining.items():
+        cli.datamodule.join(name, given)
     federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
     checkpoint = facts.checkpoint if piece.seed == facts.seed else None
     return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)

@@ -210,7 +210,7 @@ def tables_source(
     encoder = TableEncoder(reading.columns, label, reading.group, reading.pos_label)
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
-    groups, names = _groups(train, reading.group, tuple(tables) if clients else ())
+    groups, names = _groups(train, reading.group, tuple(tables), clients)
     if groups is not None:
         rows, left_out = (
             one_table(train).frame.reset_index(drop=True),
@@ -260,11 +260,15 @@ def _warn_of_copies(frame: pd.DataFrame, groups: pd.Series, names: Sequence[str]
 
 
 def _groups(
-    tables: Sequence[Table], group: str | None, clients: tuple[str, ...]
+    tables: Sequence[Table], group: str | None, called: tuple[str, ...], clients: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return each row's group and all names: the tables, or a column's values in the first and the further tables."""
+    of_table = torch.repeat_interleave(torch.tensor([len(table) for table in tables]))
     if clients:
-        return torch.repeat_interleave(torch.tensor([len(table) for table in tables])), clients
+        return of_table, called
     if group is None:
         return None, ()
     values, numbers = np.unique(group_values(tables[0], group), return_inverse=True)
-    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(values.tolist(), group)
+    first = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    rest = of_table[len(first) :] + len(values) - 1
+    return torch.cat([first, rest]), (*plain_names(values.tolist(), group), *called[1:])

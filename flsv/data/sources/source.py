@@ -195,13 +195,19 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
 
 
 def open_source(
-    source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
+    source: Any,
+    reading: Reading,
+    held_out: Mapping[str, Any],
+    clients: Mapping[str, Any] | None = None,
+    joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
     """Open a source, or the data of each client, by the first kind of source that matches."""
     if clients is not None:
-        return _own_source(clients, held_out, reading, clients=True)
+        return _own_source(clients, held_out, reading, True, joining)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
+        if joining:
+            raise ConfigurationError(f"a client cannot join the data of a {type(source).__name__}: give data sets.")
         if any(each is not None for each in held_out.values()):
             raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")
         return module_source(source)
@@ -210,9 +216,9 @@ def open_source(
         if reading.group is not None:
             raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
-        return _own_source(found, _filled(held_out, own), reading, clients=True)
+        return _own_source(found, _filled(held_out, own), reading, True, joining)
     parts = _splits(source)
-    return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading)
+    return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading, False, joining)
 
 
 def _splits(source: Any) -> dict[str, Any]:
@@ -237,7 +243,11 @@ def source_name(source: Any) -> str:
 
 
 def _own_source(
-    train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
+    train: Mapping[str, Any],
+    held_out: Mapping[str, Any],
+    reading: Reading,
+    clients: bool = False,
+    joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
     """Combine the clients' data, or a single data set under any name, into one source."""
     if clients:
@@ -249,6 +259,7 @@ def _own_source(
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
+    parts |= {name: read_part(each, reading, f"client {name!r}", whole=False) for name, each in (joining or {}).items()}
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
     kinds = {isinstance(part, Table): name for name, part in together.items()}
