@@ -24,7 +24,7 @@ class MeanLogLikelihood(MeanMetric):
         tensor(-2.)
     """
 
-    higher_is_better = True
+    higher_is_better = True  # type: ignore[assignment]  # MeanMetric does not say
 
     def __init__(self, ignore_index: int = -100) -> None:
         super().__init__()
