@@ -11,23 +11,14 @@ import torch
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import (
     CGSV,
-    Bucketing,
     FedAdam,
-    FedAvg,
-    FedAvgM,
-    GeometricMedian,
-    ShapFedWA,
-    ShapleySoftmax,
-    TrimmedMean,
 )
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
-from flsv.filters import NormCap, OutlierFilter, SampleCap
+from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley, few_coalitions
 from flsv.metrics import (
-    ClassSpecificShapley,
     CosineGradientShapley,
     ShadowShapley,
-    WassersteinContribution,
 )
 from flsv.metrics.coalitions.designs import coalition_masks
 from flsv.personalization import Standalone
@@ -49,18 +40,7 @@ from helpers.models import Plain, network
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS: dict[str, Any] = {
-    "uniform": lambda: {"aggregator": FedAvg("uniform")},
-    "half": lambda: {"aggregator": FedAvg(server_lr=0.5)},
-    "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
-    "FedAvgM": lambda: {"aggregator": FedAvgM(momentum=0.5)},
-    "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
-    "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
-    "ShapFed-WA": lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
-    "by distance to the server's data": lambda: {
-        "aggregator": ShapleySoftmax("distance"),
-        "metrics": {"distance": WassersteinContribution()},
-    },
     "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
     "error feedback": lambda: {"uploads": [TopK(0.3)]},
     "excluded": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
@@ -68,11 +48,10 @@ FEDERATIONS: dict[str, Any] = {
         "uploads": [Scaling(2.0, clients=[0]), FreeRider("noise", clients=[1]), Alignment(0.7, clients=[2])]
     },
     "not measured": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter()]},
-    "caps": lambda: {"filters": [OutlierFilter(), NormCap(1.0), SampleCap(1.0)]},
 }
 
-#: One of each way in which coalitions could come to something else.
-FAST = ("FedAdam", "CGSV", "FedProx and FedAdam", "excluded", "not measured", "attacks")
+#: Those with the most state of their own.
+FAST = ("CGSV", "excluded", "attacks")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))

@@ -17,6 +17,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -312,25 +313,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
             "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, "
             "or the data set as source."
         )
-    indices, draws, sampler = None, None, loader.batch_sampler.sampler
-    if isinstance(sampler, SubsetRandomSampler):
-        # This sampler usually holds out validation samples of the same data set, which must stay held out.
-        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif type(sampler) is WeightedRandomSampler:
-        draws = WeightedDraws(sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement)
-        if len(draws.weights) != len(loader.dataset):  # type: ignore[arg-type]  # a map-style data set
-            raise ConfigurationError(
-                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
-                f"{len(loader.dataset)} samples. Give each sample a weight."  # type: ignore[arg-type]
-            )
-    elif not isinstance(sampler, SequentialSampler) and not (
-        # For mypy: a map-style data set has a length.
-        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    ):
-        kind = type(sampler).__name__
-        rank_zero_warn(
-            f"{name}'s training loader draws samples by {kind}. Each client's samples are shuffled uniformly instead."
-        )
+    indices, draws = _drawn_by(loader, name)
     val, eval_options = None, _options(loader)
     val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
     if (
@@ -353,6 +336,31 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         by_rarity=getattr(loader.dataset, "by_rarity", False),
         draws=draws,
     )
+
+
+def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, WeightedDraws | None]:
+    """Return the indices that a training loader is confined to, and the weights by which it draws, if it has them."""
+    batches: Any = loader.batch_sampler
+    sampler = batches.sampler
+    held: Any = loader.dataset
+    if isinstance(sampler, SubsetRandomSampler):
+        # This sampler usually holds out validation samples of the same data set, which must stay held out.
+        return torch.as_tensor(sampler.indices, dtype=torch.long), None
+    if type(sampler) is WeightedRandomSampler:
+        draws = WeightedDraws(sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement)
+        if len(draws.weights) != len(held):
+            raise ConfigurationError(
+                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
+                f"{len(held)} samples. Give each sample a weight."
+            )
+        return None, draws
+    whole = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(held)
+    if not (whole or isinstance(sampler, SequentialSampler)):
+        kind = type(sampler).__name__
+        rank_zero_warn(
+            f"{name}'s training loader draws samples by {kind}. Each client's samples are shuffled uniformly instead."
+        )
+    return None, None
 
 
 def _single(loaders: Any) -> Any:
