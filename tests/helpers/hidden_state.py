@@ -1,10 +1,9 @@
-"""Modules, callbacks and data whose state a copy does not hold or does not follow, and plain federations of them.
+"""Modules, callbacks and data with state that nothing declares, and plain federations of them.
 
 :func:`serve` answers names of kinds with the utility of each coalition of three clients: a FederatedLoop with these
 clients only, in a process of its own in which nothing else has happened.
 """
 
-import functools
 import itertools
 import logging
 import multiprocessing
@@ -13,7 +12,6 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -68,56 +66,6 @@ class Base(L.LightningModule):
 # ---- functions that hold the module
 
 
-class ListOfLambdas(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = [lambda batch: entropy(self.net(batch[0]), batch[1])]
-
-    def loss(self, batch: Any) -> Tensor:
-        return sum(step(batch) for step in self.steps)  # type: ignore[return-value]
-
-
-class NamedLosses(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses = [("ce", 1.0, lambda b: entropy(self.net(b[0]), b[1])), ("l2", 0.01, lambda b: self.size())]
-
-    def size(self) -> Tensor:
-        return sum(p.square().sum() for p in self.net.parameters())  # type: ignore[return-value]
-
-    def loss(self, batch: Any) -> Tensor:
-        return sum(weight * f(batch) for _, weight, f in self.losses)  # type: ignore[return-value]
-
-
-class DefaultArgument(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = lambda batch, me=self: entropy(me.net(batch[0]), batch[1])
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.step(batch)
-
-
-class Helper:
-    __slots__ = ("calls", "of")
-
-    def __init__(self, of: Any) -> None:
-        self.of, self.calls = of, 0
-
-    def __call__(self, batch: Any) -> Tensor:
-        self.calls += 1
-        return entropy(self.of.net(batch[0]), batch[1]) * (1 + 0.01 * self.calls)
-
-
-class HelperWithSlots(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.helper = Helper(self)
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.helper(batch) if self.training else super().loss(batch)
-
-
 class Weak(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -125,46 +73,6 @@ class Weak(Base):
 
     def loss(self, batch: Any) -> Tensor:
         return entropy(self.me().net(batch[0]), batch[1])  # type: ignore[union-attr]
-
-
-class Cached(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.get = functools.lru_cache(lambda: self.net)
-
-    def loss(self, batch: Any) -> Tensor:
-        return entropy(self.get()(batch[0]), batch[1])
-
-
-class PartialOfPartial(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = {"train": functools.partial(lambda f, b: f(b), functools.partial(Base.loss, self))}
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.step["train"](batch)
-
-
-class BoundMethod(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = deque([self.net.__call__])
-
-    def loss(self, batch: Any) -> Tensor:
-        return entropy(self.held[0](batch[0]), batch[1])
-
-
-class TwoDeep(Base):
-    def __init__(self) -> None:
-        super().__init__()
-
-        def outer() -> Callable[[Any], Tensor]:
-            return lambda batch: entropy(self.net(batch[0]), batch[1])
-
-        self.make = [outer]
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.make[0]()(batch)
 
 
 class OfGenerator(Base):
@@ -181,53 +89,7 @@ class OfGenerator(Base):
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 
-class ByManualOptimization(DefaultArgument):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        optimizer.step()
-
-
 # ---- what tensors carry
-
-
-class MasksGradients(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        mask = (torch.rand(8, FEATURES) > 0.5).float()
-        self.net[0].weight.register_hook(lambda gradient: gradient * mask)
-
-
-class RateOnParameter(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[0].weight.rate = 0.01  # type: ignore[assignment]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD([{"params": [p], "lr": getattr(p, "rate", RATE)} for p in self.parameters()])
-
-
-class AfterAccumulation(Base):
-    def __init__(self) -> None:
-        super().__init__()
-
-        def shrink(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            parameter.grad.mul_(0.5)
-
-        self.net[3].weight.register_post_accumulate_grad_hook(shrink)  # type: ignore[operator]
-
-
-class ForwardHook(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        calls = itertools.count(1)
-        self.net[0].register_forward_hook(lambda layer, x, y: y * (1 + 0.02 / next(calls)) if self.training else y)
 
 
 class BackwardHook(Base):
@@ -268,12 +130,6 @@ class Global(Counting):
         return CALLS
 
 
-class SharedDictionary(Counting):
-    def next(self) -> float:
-        SHARED["calls"] = SHARED.get("calls", 0) + 1
-        return SHARED["calls"]
-
-
 class ClassAttribute(Counting):
     calls: ClassVar[int] = 0
 
@@ -307,37 +163,10 @@ class Closure(Counting):
         return self.more()
 
 
-class MutableDefault(Counting):
-    def next(self, calls: list[int] = []) -> float:  # noqa: B006 - as users do
-        calls.append(1)
-        return len(calls)
-
-
 class OfContext(Counting):
     def next(self) -> float:
         CONTEXT.set(CONTEXT.get() + 1)
         return CONTEXT.get()
-
-
-class OfThread(Counting):
-    def next(self) -> float:
-        LOCAL.calls = getattr(LOCAL, "calls", 0) + 1
-        return LOCAL.calls
-
-
-class GlobalGenerator(Counting):
-    def next(self) -> float:
-        return 20 * RANDOM.random()
-
-
-class ClosedGenerator(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = np.random.default_rng(3)
-        self.draw = lambda: 20 * generator.random()
-
-    def next(self) -> float:
-        return self.draw()
 
 
 class OpenFile(Counting):
@@ -460,7 +289,7 @@ class TimesAndWeighs(Timer):
 
 
 class HoldsTheModule(L.Callback):
-    """Sees the module through something that a copy does not follow."""
+    """Sees the module through something else."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.reach = {"net": [lambda: pl_module.net]}
@@ -492,21 +321,6 @@ class WeightWhileValidating(Base):
         self.weight = float(self.loss(batch))
 
 
-class OnlyLogs(Base):
-    """Its hook after validation adapts nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[Tensor] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.outputs.append(self.loss(batch))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val_loss", torch.stack(self.outputs).mean())
-        self.outputs.clear()
-
-
 @dataclass
 class Kind:
     """A module and what else its fit has.
@@ -521,32 +335,14 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "a list of lambdas": Kind(ListOfLambdas),
-    "named losses": Kind(NamedLosses),
-    "a lambda's default": Kind(DefaultArgument),
-    "a helper object with slots": Kind(HelperWithSlots),
     "a weak reference": Kind(Weak),
-    "lru_cache": Kind(Cached),
-    "a partial of a partial": Kind(PartialOfPartial),
-    "a bound method": Kind(BoundMethod),
-    "a function that makes a function": Kind(TwoDeep),
     "a generator that holds the module": Kind(OfGenerator),
-    "manual optimization by a lambda": Kind(ByManualOptimization),
-    "a gradient hook": Kind(MasksGradients),
-    "an attribute of a parameter": Kind(RateOnParameter),
-    "a hook after accumulation": Kind(AfterAccumulation),
-    "a forward hook that counts": Kind(ForwardHook),
     "a backward hook that counts": Kind(BackwardHook),
     "a global": Kind(Global),
-    "a global dictionary": Kind(SharedDictionary),
     "a class attribute": Kind(ClassAttribute),
     "an iterator": Kind(IteratorOfCounts),
     "a closure": Kind(Closure),
-    "a mutable default": Kind(MutableDefault),
     "a context variable": Kind(OfContext),
-    "a local of the thread": Kind(OfThread),
-    "a global generator": Kind(GlobalGenerator),
-    "a generator in a closure": Kind(ClosedGenerator),
     "an open file": Kind(OpenFile),
     "a class of autograd with state": Kind(OwnGradient),
     "an optimizer's class with state": Kind(OwnOptimizer),
@@ -563,7 +359,6 @@ KINDS: dict[str, Kind] = {
     "a rate set after a round": Kind(callback=RateAfterRound),
     "a weight set after validation": Kind(WeightAfterValidation),
     "a weight set while validating": Kind(WeightWhileValidating),
-    "a hook after validation that only logs": Kind(OnlyLogs),
 }
 
 
