@@ -25,6 +25,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
+from flsv.games.performance import ModelScore, is_logged
 from flsv.games.trained_game import OutputScore
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
@@ -213,7 +214,7 @@ class CoalitionPlan:
             self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
         if self._elsewhere:
-            text += " trained by the sites, beside their own models"
+            text += " trained by the sites, beside the run"
         else:
             fresh = "" if self._kept.no_fork is None else f" in a fresh process, since {self._kept.no_fork},"
             text += f" trained after the run, each by a fit of its own,{fresh} which costs {self._cost(masks)}"
@@ -228,10 +229,11 @@ class CoalitionPlan:
         measures = [metric.measured_by for metric in self._metrics.values()]
         if all(OutputScore.of(games.evaluator_of(each), each) is not None for each in measures):
             return " The others' outputs are predicted."
+        logged = any(isinstance(each, ModelScore) and is_logged(each) for each in measures)
+        why = "logged values have no outputs" if logged else "their outputs cannot be predicted"
         return (
-            " The others' scores are estimated, since logged values have no outputs, and clients that keep a part "
-            "of the model predict none. A larger "
-            'max_fits, or a performance of outputs such as "accuracy" or a torchmetrics metric, comes closer.'
+            f" The others' scores are estimated, since {why}. A larger max_fits, or a performance of outputs such as "
+            '"accuracy" or a torchmetrics metric, comes closer.'
         )
 
     def _cost(self, masks: Tensor) -> str:
@@ -246,7 +248,7 @@ class CoalitionPlan:
         if waiting:
             return waiting
         masks = self.masks(num_clients)
-        where = "by the sites, beside their own models" if self._elsewhere else f"after the run ({self._cost(masks)})"
+        where = "by the sites, beside the run" if self._elsewhere else f"after the run ({self._cost(masks)})"
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
