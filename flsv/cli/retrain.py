@@ -4,7 +4,7 @@
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
     flsv retrain lightning_logs/version_0 --without Lyon
     flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
-    DASK_SCHEDULER_ADDRESS=tcp://head:8786 flsv retrain lightning_logs/version_0 --backend dask
+    flsv retrain lightning_logs/version_0 --backend dask
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some

@@ -19,7 +19,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.cli.retrained_run import in_a_process
+from flsv.cli.retrained_run import in_children
 from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
@@ -32,7 +32,6 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.retraining.fits_in_processes import Piece
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
@@ -153,13 +152,14 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(
 
 def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     """The coalitions whose fits are begun from here on."""
-    begun, begin = set[tuple[int, ...]](), in_a_process
+    begun, begin = set[tuple[int, ...]](), in_children
 
-    def counted(folder: Path, function: Any, *arguments: Any) -> Any:
-        begun.update(each.members for each in arguments if isinstance(each, Piece))
-        return begin(folder, function, *arguments)
+    def counted(tasks: Any, *options: Any) -> Any:
+        tasks = list(tasks)
+        begun.update(each for each, _ in tasks if each is not None)
+        return begin(tasks, *options)
 
-    monkeypatch.setattr("flsv.cli.retrain.in_a_process", counted)
+    monkeypatch.setattr("flsv.cli.retrain.in_children", counted)
     return begun
 
 
