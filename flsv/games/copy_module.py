@@ -66,7 +66,7 @@ class _OutputsDetached(TorchFunctionMode):
 
 
 def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
-    """Add ``{function: same function with empty cells}`` to ``twins`` for functions whose closures refer to ``parts``."""
+    """Add ``{function: itself with empty cells}`` to ``twins`` for functions whose closures refer to ``parts``."""
     for value in held:
         if isinstance(value, dict):  # of hooks
             _find_closures(value.values(), parts, twins)

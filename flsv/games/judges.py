@@ -103,7 +103,7 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
 
 
 def _without_rare(found: Tensor) -> Tensor:
-    """Put the columns of a client's rare classes together, int ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
+    """Pool the columns of a client's rare classes, ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)

@@ -48,7 +48,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
-    """Return a batch if it is a pair of an input and integer labels ``[B]`` in 0 .. M-1."""
+    """Return a batch if it is a pair of an input and labels ``[B]`` below ``num_classes``."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
