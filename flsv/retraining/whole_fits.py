@@ -84,7 +84,7 @@ class WholeFits:
     def _trained(
         self, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train ``proof`` and ``orders``, and yield ``proof`` last, after :meth:`_prove`, if it is not equal at once."""
+        """Train ``proof`` and ``orders``, and yield a doubted ``proof`` last, after :meth:`_prove`."""
         doubted = None
         for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None
