@@ -135,7 +135,12 @@ def wants_probabilities(metric: Metric) -> bool:
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Return whether a metric's value changes if two classes swap their numbers."""
+    """Return whether a metric's value changes if two classes swap their numbers.
+
+    Example:
+        >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
+        (True, False)
+    """
     name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
     return _kind(metric) in ("Binary", "Classes") and name not in ("auroc", "BinaryAUROC", "BinaryAccuracy")
 

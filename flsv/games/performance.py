@@ -144,7 +144,12 @@ def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
 
 
 def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
-    """Return the measure of a loss to differentiate: cross-entropy, or the logged value ``loss``."""
+    """Return the measure of a loss to differentiate: cross-entropy, or the logged value ``loss``.
+
+    Example:
+        >>> loss_measure("GradientShapley", None), loss_measure("GradientShapley", "val_loss").derived
+        ('negative_loss', True)
+    """
     if loss is None:
         return "negative_loss"
     measure = performance_of(owner, loss, "min", "loss")

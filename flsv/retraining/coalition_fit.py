@@ -193,7 +193,17 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook."""
+    """Return whether a callback is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
+
+    Example:
+        >>> from lightning.pytorch.callbacks import EarlyStopping
+        >>> class Stops(EarlyStopping):
+        ...     __module__ = "project"
+        ...     def on_validation_end(self, trainer, pl_module):
+        ...         pl_module.weight = 0.0
+        >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
+        (True, False)
+    """
     if not isinstance(callback, OF_THE_RUN):
         return False
     kinds = list(type(callback).__mro__)

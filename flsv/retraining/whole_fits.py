@@ -27,7 +27,12 @@ COALITIONS = "coalitions.csv"
 
 
 def called(measure: str | ModelScore) -> str:
-    """Return a measure's name in the file of utilities, such as ``"val_loss (min)"``."""
+    """Return a performance measure's name in the file of coalitions' utilities.
+
+    Example:
+        >>> called("accuracy"), called(ModelScore("val_loss", "min"))
+        ('accuracy', 'val_loss (min)')
+    """
     if isinstance(measure, str):
         return measure
     return measure.title if measure.called else f"{measure.title} ({measure.mode})"
