@@ -1,5 +1,6 @@
-"""Coalition games: how good the federation's model would be with only some of its clients. Metrics compute the clients'
-values from these games.
+"""Coalition games: how good the model would be with only some clients.
+
+Metrics compute the clients' values from these games.
 
 The performance measures are listed in :mod:`flsv.games.performance`. This example values the clients that train an
 autoencoder, by the autoencoder's own validation loss:

@@ -20,14 +20,15 @@ from flsv.games.vector_evaluator import VectorEvaluator
 
 
 class CoalitionGames:
-    """Factory of coalition games; one object serves all rounds of a fit. :meth:`begin` sets the round, whose clients
-    are the players.
+    """Factory of coalition games, one object for all rounds of a fit.
+
+    :meth:`begin` sets the round, whose clients are the players.
 
     Args:
-        evaluator: evaluator of classifiers on the server's validation set; None if no game needs classifiers' scores.
+        evaluator: evaluator of classifiers on the server's validation set. None if no game needs classifiers' scores.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
-        validated: ``{key: evaluator}`` for models of any task; the key is :attr:`flsv.games.ModelScore.evaluator`.
-        ranks: the processes among which the evaluations are divided; all of them must call the games with the same
+        validated: ``{key: evaluator}`` for models of any task, with :attr:`flsv.games.ModelScore.evaluator` as the key.
+        ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
 
     Example:
@@ -71,15 +72,13 @@ class CoalitionGames:
 
     @property
     def evaluations(self) -> int:
-        """Number of different models that were evaluated in the current round; a model that several evaluators
-        evaluated counts once for each of them.
-        """
+        """Number of pairs of a model and an evaluator in the current round."""
         assert self.round is not None  # it raises without one
         return self.total_evaluations - self._before
 
     @property
     def total_evaluations(self) -> int:
-        """Sum of :attr:`evaluations` over all rounds of this fit so far, including the current round."""
+        """Sum of :attr:`evaluations` over this fit's rounds so far."""
         return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
 
     def begin(self, round: Round) -> None:
@@ -106,8 +105,9 @@ class CoalitionGames:
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
-        """Make a coalition game of the current round; for the arguments see :class:`CoalitionUtility`. The games of a
-        round share their evaluations, so that no model is evaluated twice.
+        """Make a game of the current round, with the arguments of :class:`CoalitionUtility`.
+
+        The games of a round share their evaluations.
         """
         key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
@@ -123,8 +123,9 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """Make a table of coalitions' scores by ``metric`` for another round than the current one, such as one that
-        combines the updates of all rounds. The table's evaluations are counted in :attr:`evaluations`.
+        """Make a table of scores by ``metric`` for another round than the current one.
+
+        The table's evaluations count in :attr:`evaluations`.
         """
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
@@ -133,8 +134,7 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """Compute the utilities of any models, which need not be models of coalitions. The models are counted in
-        :attr:`evaluations`.
+        """Compute the utilities of any models, and count these in :attr:`evaluations`.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
@@ -149,13 +149,14 @@ class CoalitionGames:
         return utility_of(table.evaluate(build, count), metric)
 
     def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
-        """Make the game of coalitions whose models were trained. Their models are counted in :attr:`evaluations`."""
+        """Make the game of trained coalitions, and count their models in :attr:`evaluations`."""
         self._models += len(coalitions.masks)
         return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the validation loss's gradient at a model. The last gradient of each loss is cached and returned as
-        long as ``vector`` is the same tensor object.
+        """Compute the validation loss's gradient at a model.
+
+        The last gradient of each loss is cached as long as ``vector`` is the same tensor object.
 
         Args:
             vector: ``[P]``, the model.
@@ -163,8 +164,7 @@ class CoalitionGames:
             loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
 
         Returns:
-            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
-            parameters.
+            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._gradients or self._gradients[what][0] is not vector:
@@ -172,8 +172,7 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the dot products of the k clients' updates in the current round with the gradient of a validation
-        loss at the round's global model, float64 ``[k]``, once per round; for the arguments see :meth:`gradient`."""
+        """Compute the updates' dot products ``[k]`` with :meth:`gradient` at the global model, once per round."""
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
@@ -181,15 +180,14 @@ class CoalitionGames:
         return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Compute the products of the current round's updates d_i with the gradient g and the Hessian H of a validation
-        loss at the round's global model, once per round.
+        """Compute the :class:`GradientProducts` of the current round's updates, once per round.
 
         Args:
-            order: 1: only the products with the gradient; 2: also those with the Hessian.
-            loss: the validation loss; with ``order=2`` it is always the cross-entropy.
+            order: 1: only the products with the gradient. 2: also those with the Hessian.
+            loss: the validation loss, which is the cross-entropy with ``order=2``.
 
         Returns:
-            For the round's k clients g . d_i, float64 ``[k]``, and d_i^T H d_j, ``[k, k]`` (None with ``order=1``).
+            The k clients' g . d_i, float64 ``[k]``, and d_i^T H d_j, ``[k, k]`` (None with ``order=1``).
         """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)

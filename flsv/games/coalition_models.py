@@ -13,9 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):
-    """Weights ``[k]`` of a round's k clients that are divided by their sum over each coalition's members. Weights in a
-    plain tensor are not normalized.
-    """
+    """Weights ``[k]`` that are divided by their sum over each coalition's members."""
 
     weights: Tensor
 
@@ -27,35 +25,17 @@ Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 
 
 class CoalitionModels:
-    """The models of a round's coalitions under one weighting.
-
-    Args:
-        round: the round whose clients form the coalitions.
-        weighting: the clients' weights: ``"uniform"``, ``"samples"``, a tensor of fixed weights ``[k]``, or
-            :class:`Renormalized` weights.
-        server_lr: the server's learning rate, the factor of the weighted mean update of the parameters; it does not
-            apply to buffers.
-
-    Attributes:
-        key: a value that is equal for two objects of the same round if each coalition has the same model in both.
-    """
+    """The models of a round's coalitions under one weighting."""
 
     def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
         self._round, self._server_lr = round, server_lr
         self._normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
+        # Equal for two objects of one round if each coalition has the same model in both.
         self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the clients' weights in each coalition's model.
-
-        Args:
-            masks: bool ``[K, k]``, a row for each of K coalitions, True for its members.
-
-        Returns:
-            The clients' weights for the parameters, and those for the buffers, float64 ``[K, k]`` each; a coalition
-            whose row is all zeros has the global model.
-        """
+        """Return the clients' weights for parameters and for buffers, float64 ``[K, k]`` each."""
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
         # Column by column: the rounding of sum(-1) depends on the number of rows.
@@ -65,9 +45,7 @@ class CoalitionModels:
         return self._server_lr * (shares if self._normalized else own), shares
 
     def builder(self, masks: Tensor) -> Build:
-        """Return a function ``build(i, out)`` that writes the model of the coalition in row i of ``masks`` into
-        ``out [P]``.
-        """
+        """Return a function that writes the model of row i of ``masks`` into ``out [P]``."""
         # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
         cut, start, models = self._round.space.num_parameters, self._round.global_vector, self._round.client_vectors

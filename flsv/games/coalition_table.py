@@ -16,14 +16,15 @@ from flsv.utilities import progress
 class CoalitionTable:
     """Scores of those coalitions of one round that were evaluated so far.
 
-    Games that differ in the performance measure share all scores of the table; games that differ in the weighting share
-    only the score of the empty coalition, whose model does not depend on the weighting.
+    Games that differ in the performance measure share all scores. Games that differ in the weighting share only the
+    empty coalition's.
 
     Args:
         round: the round whose clients are the players.
         evaluator: the evaluator of the coalitions' models.
-        ranks: the processes among which the evaluations are divided; each process gets all scores. If the evaluator
-            asks clients, every process evaluates all models.
+        ranks: the processes among which the evaluations are divided. Each gets all scores. If the evaluator asks
+            clients,
+            every process evaluates all models.
 
     Attributes:
         evaluations: the number of models evaluated so far.
@@ -40,8 +41,9 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU. First evaluate the coalitions
-        that are not in the table yet, whose models ``models`` builds, and add them to the table.
+        """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU.
+
+        Coalitions that are not in the table yet are evaluated, with models that ``models`` builds, and added.
         """
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
@@ -55,9 +57,7 @@ class CoalitionTable:
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, which ``build`` writes (see :data:`flsv.games.vector_evaluator.Build`), on all
-        ranks, each of which takes a part of the models. Return the scores of all models; the table does not store them.
-        """
+        """Return the scores of ``count`` models, divided among the ranks, without storing them."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
             return self.evaluator.evaluate(_counted(build, count), count)
@@ -70,8 +70,7 @@ class CoalitionTable:
 
 
 def _counted(build: Build, count: int) -> Build:
-    """Extend the progress bar by ``count`` models, and return a function like ``build`` that also advances the bar at
-    each new model."""
+    """Return a function like ``build`` that advances the progress bar at each new model."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
     progress.add_total("coalitions", count)
 

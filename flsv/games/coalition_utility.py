@@ -1,15 +1,8 @@
 """CoalitionUtility: how good the model would be with only some of a round's updates.
 
-Every Shapley estimator of :mod:`flsv.functional` takes a callable ``(masks: bool [K, k]) -> float [K]``, such as a
-CoalitionUtility. Its :class:`flsv.games.CoalitionTable` builds and evaluates each coalition of the round only once for
-all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
-
-The game is from Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
-the players are the round's clients; U(S), the utility of the coalition S, is the performance on the validation set of
-the model x + eta * sum_{i in S} w_i(S) d_i, and U(empty) the performance of x itself, with x the global model, eta the
-server's learning rate, d_i client i's update and w_i(S) its weight. In that paper the weights inside a coalition are
-uniform; fixed weights are from line 12 of Algorithm 1 in Guo et al., "A Fair Contribution Measurement Method for
-Federated Learning", Sensors 24(15), 2024.
+The game is from Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1,
+with uniform weights. Fixed weights are from line 12 of Algorithm 1 in Guo et al., "A Fair Contribution Measurement
+Method for Federated Learning", Sensors 24(15), 2024.
 """
 
 from __future__ import annotations
@@ -33,13 +26,13 @@ Measure = str | ModelScore | Sequence[str]
 
 @checked
 class CoalitionUtility:
-    """Coalition game of a round's cohort: ``utility(masks)`` returns the utilities of coalitions.
+    """Coalition game of a round's cohort.
 
     The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
-    update (a row of ``round.client_updates``) and w_i(S) its weight in S. Buffers (BatchNorm's statistics) are averages
-    of the members' own with weights normalized to sum to 1 inside S, and ``server_lr`` does not apply to them, because
-    other sums can make a running variance negative. The model of the empty coalition, and of a coalition whose weights
-    sum to 0, is the global model x.
+    update (a row of ``round.client_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its
+    weights sum
+    to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S, without
+    ``server_lr``, because other sums can make a running variance negative.
 
     Each model is computed by a matrix-vector product of its own, so its bits do not depend on the other coalitions of
     the call. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
@@ -51,11 +44,11 @@ class CoalitionUtility:
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
             Any other measure is a :class:`flsv.games.ModelScore`.
-        weighting: the weights w_i(S): ``"uniform"`` for 1/|S|; ``"samples"`` for n_i / sum_{j in S} n_j, with n_i the
-            samples of client i; a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S; or
+        weighting: the weights w_i(S): ``"uniform"`` for 1/|S|, ``"samples"`` for n_i / sum_{j in S} n_j, with n_i the
+            samples of client i, a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S, or
             ``Renormalized(weights)`` for w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: the server's learning rate: the factor of the members' weighted mean update.
-        table: the table that stores the coalitions' scores; the utilities of a round share it. None: a new table.
+        table: the table that stores the coalitions' scores, shared by a round's utilities. None: a new table.
 
     Attributes:
         num_players: k, the number of the round's clients.
@@ -121,15 +114,7 @@ class CoalitionUtility:
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """Convert the scores of models to utilities, of which more is better.
-
-    Args:
-        scores: the scores of K models.
-        metric: the performance measure, or M names of classifiers' scores, each of which gives a column.
-
-    Returns:
-        The utilities, float64 ``[K]``, or ``[K, M]`` for M classes or M names.
-    """
+    """Convert K models' scores to utilities, of which more is better: ``[K]``, or ``[K, M]`` for M classes or names."""
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
     if isinstance(metric, str):

@@ -1,4 +1,4 @@
-"""Deep copies of modules. A copy is not compiled, and its functions refer to the copy instead of the original."""
+"""Deep copies of modules, uncompiled, whose functions refer to the copy."""
 
 from __future__ import annotations
 
@@ -19,23 +19,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def copy_module(module: AnyModule) -> AnyModule:
-    """Make a deep copy of a module. The copy is not compiled, and it shares the original's optimizer factories.
-
-    Optimizer factories (``partial`` objects) do not refer to the module, so they need no copy. Those that the command
-    line makes refer to its parser, which would take longer to copy than a small module.
-
-    Args:
-        module: the original module.
-
-    Raises:
-        ConfigurationError: the module cannot be copied; the message names the attributes that prevent it.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> net.compile()
-        >>> copy_module(net)._compiled_call_impl is None
-        True
-    """
+    """Make an uncompiled deep copy of a module that shares the original's optimizer factories."""
     memo: dict[int, Any] = {}
     for layer in module.modules():
         memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
@@ -58,15 +42,7 @@ def copy_module(module: AnyModule) -> AnyModule:
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Make a deep copy of a value. Functions in the copy whose closures refer to parts of the value refer to the copies
-    of these parts.
-
-    Args:
-        value: the object to copy.
-        holders: objects whose attributes are searched for such functions.
-        parts: ``id`` of each part of the value that a closure may refer to.
-        memo: the ``memo`` argument of ``copy.deepcopy``.
-    """
+    """Make a deep copy of a value in which closures refer to the copies of its ``parts`` (their ``id``)."""
     twins: dict[FunctionType, FunctionType] = {}
     for holder in holders:
         _find_closures(vars(holder).values(), parts, twins)
@@ -80,9 +56,7 @@ def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int
 
 
 class _OutputsDetached(TorchFunctionMode):
-    """Mode in which ``copy.deepcopy`` detaches and clones tensors that are part of an autograd graph, such as an output
-    in a list or a pruned layer's weight, which torch by default refuses to copy.
-    """
+    """Mode in which ``copy.deepcopy`` clones tensors of an autograd graph, which torch refuses to copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
@@ -92,9 +66,7 @@ class _OutputsDetached(TorchFunctionMode):
 
 
 def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
-    """Find functions among a layer's attributes ``held`` whose closures refer to one of the module's ``parts`` (by
-    ``id``), which a deep copy would share. Add ``{function: same function with empty closure cells}`` to ``twins``.
-    """
+    """Add ``{function: itself with empty cells}`` to ``twins`` for functions whose closures refer to ``parts``."""
     for value in held:
         if isinstance(value, dict):  # of hooks
             _find_closures(value.values(), parts, twins)
@@ -118,9 +90,9 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
             _find_closures(inner, parts, twins)
 
 
+# The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _makes(factory: partial) -> bool:
-    """Return whether a ``partial`` makes objects, such as optimizers: its function is a class, or the ``partial`` was
-    made by jsonargparse from a configuration."""
+    """Return whether a ``partial`` makes objects: a class's, or one made by jsonargparse."""
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

@@ -17,12 +17,13 @@ from flsv.games.validation_batches import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):
-    """Products of clients' updates with the validation loss's gradient and Hessian, float64, the input of
-    :func:`flsv.functional.gradient_shapley`.
+    """Products of clients' updates with the validation loss's gradient and Hessian, float64.
+
+    They are the input of :func:`flsv.functional.gradient_shapley`.
 
     Attributes:
         gradient: ``[k]``, the dot products g . d_i of the gradient g with the update d_i of each of k clients.
-        hessian: ``[k, k]``, the products d_i^T H d_j with the Hessian H, symmetric; None if they were not requested.
+        hessian: ``[k, k]``, the products d_i^T H d_j with the Hessian H, symmetric. None if they were not requested.
     """
 
     gradient: Tensor
@@ -38,25 +39,9 @@ def gradient_products(
     vector: Tensor,
     updates: ClientMatrix,
 ) -> GradientProducts:
-    """Compute g . d_i and d_i^T H d_j, with d_i the clients' updates, and g and H the gradient and the Hessian of the
-    mean validation cross-entropy at the model ``vector``.
-
-    The batches are read once. For each batch one gradient is computed and, for k clients, k Hessian-vector products by
-    differentiating twice; no coalition is evaluated. BatchNorm uses the running statistics in ``vector`` as constants,
-    so the buffers' part of the updates is ignored. ReLU and max-pooling have no curvature of their own: the Hessian is
-    that of the network with its active units at ``vector`` held fixed.
-
-    Args:
-        module: the classifier, in evaluation mode; its ``forward(x)`` returns logits ``[B, M]``.
-        space: the map between the module's state and vectors ``[P]``.
-        batches: pairs ``(x, y)`` of an input and integer classes ``[B]``.
-        support: ``[M]``, the number of samples of each class.
-        vector: ``[P]``, the round's global model.
-        updates: the matrix ``[k, P]`` of a round's updates, whose rows are the d_i.
-
-    Raises:
-        RuntimeError: an operator of the module has no second derivative.
-    """
+    """Compute g . d_i and d_i^T H d_j of the mean validation cross-entropy at the model ``vector``."""
+    # BatchNorm's statistics are constants here, so the buffers' part of the updates is ignored. ReLU and max-pooling
+    # have no curvature of their own: the Hessian is that of the network with its active units held fixed.
     cut = space.num_parameters
     gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
     products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)
@@ -80,20 +65,7 @@ def loss_gradient(
     vector: Tensor,
     balanced: bool = False,
 ) -> Tensor:
-    """Compute the gradient of the mean cross-entropy at the model ``vector [P]``.
-
-    Args:
-        module: the classifier, in evaluation mode; its ``forward(x)`` returns logits ``[B, M]``.
-        space: the map between the module's state and vectors ``[P]``.
-        batches: pairs ``(x, y)`` of an input and integer classes ``[B]``.
-        support: ``[M]``, the number of samples of each class.
-        vector: ``[P]``, the model.
-        balanced: whether all classes that occur have the same weight: the loss is then the mean over these classes of
-            the class's mean cross-entropy.
-
-    Returns:
-        The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the parameters.
-    """
+    """Compute the gradient ``[P']`` of the mean cross-entropy, or of the classes' mean if ``balanced``."""
     gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
     weights = None
     if balanced:
@@ -113,10 +85,7 @@ def _slopes(
     create_graph: bool = False,
     weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ``(slope, parameters)`` for each batch: the batch's part of the gradient of the mean loss, ``[P']``, where
-    all parts sum to the gradient; and the vector ``[P']`` of the P' parameters, of which ``slope`` is a function if
-    ``create_graph``. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
-    """
+    """Yield each batch's part ``[P']`` of the mean loss's gradient, and the parameters ``[P']`` that it depends on."""
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     trained = {name for name, _ in module.named_parameters()}

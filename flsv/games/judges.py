@@ -1,15 +1,14 @@
-"""Judges: clients that score coalitions' models on their own held-out samples, for servers without validation data.
+"""Judges: clients that score coalitions' models on their own held-out samples.
 
-A classifier's utility is its balanced accuracy on the held-out samples of all clients together. For any other score the
-utility of a model is the mean of the clients' scores, weighted by their numbers of held-out samples. There is one game
-for all clients, so the clients' values sum to the gain of the whole federation. The clients judge their own
-contribution: a client that reports false scores can raise its share of the payment by 12 percentage points on average,
-and by up to 85 (``docs/results/judges.md``). So use judges only among partners who report honestly.
+A classifier's utility is its balanced accuracy on the held-out samples of all clients together. Any other score is the
+mean of the clients' scores, weighted by their numbers of held-out samples. There is one game for all clients, so their
+values sum to the gain of the whole federation. A client that reports false scores can raise its share of the payment by
+12 percentage points on average, and by up to 85 (``docs/results/judges.md``), so judges are for partners who report
+honestly.
 
-A client reports how many of its samples of each class a model classifies correctly. For a class with very few samples
-this number would reveal labels, so a client reports nothing on a class of which it holds out fewer than :data:`LEAST`
-samples, a rare class. It reports only the sum over its rare classes, if these have :data:`LEAST` samples together. If
-no client reports on a class, the class's accuracy is estimated by that on all clients' samples of rare classes.
+A client counts the samples of each class that a model classifies correctly. For a rare class, of which it holds out
+fewer than :data:`LEAST` samples, the number would reveal labels. So it reports only the sum over its rare classes, if
+these have :data:`LEAST` samples together. A class on which no client reports has the accuracy of all rare classes.
 """
 
 from __future__ import annotations
@@ -53,22 +52,22 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """Score models on a client's held-out (validation) samples. The server runs this at the client by
-    :meth:`flsv.core.Client.ask`.
+    """Score models on a client's held-out (validation) samples.
+
+    The server runs this at the client by :meth:`flsv.core.Client.ask`.
 
     Args:
         local: the client's own data.
         models: the models' vectors ``[K, P]``.
-        performance: the performance measure, or its name; None: count the correctly classified samples of each class.
-        mode: ``"min"`` or ``"max"``, whether less or more is better; only if ``performance`` is the name of a value
-            that the module logs.
+        performance: the performance measure, or its name. None: count the correctly classified samples of each class.
+        mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better.
 
     Returns:
-        With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
-        the number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
-        classifies correctly. The column of a rare class, of which the client holds out fewer than :data:`LEAST`
-        samples, is 0. The last column is the sum over all rare classes; it is 0 if the client holds out fewer than
-        :data:`LEAST` samples of them together.
+        With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0
+            has the
+        number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
+        classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if
+        they have fewer than :data:`LEAST` samples together.
     """
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
@@ -77,19 +76,19 @@ def judge(
 
 
 def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Count the samples of each class that all coalitions of clients classify correctly, by predicted outputs. The
-    server runs this at the client by :meth:`flsv.core.Client.ask`.
+    """Count the samples of each class that all coalitions classify correctly, by predicted outputs.
+
+    The server runs this at the client by :meth:`flsv.core.Client.ask`.
 
     Args:
         local: the client's own data.
         models: ``[T, P]``, the models of the trained coalitions.
-        trained: bool ``[T, n]``, the trained coalitions, see :class:`flsv.functional.shapley.predicted_outputs.\
-PredictedGame`.
+        trained: bool ``[T, n]``, these coalitions, see :mod:`flsv.functional.shapley.predicted_outputs`.
         weights: ``[n]``, the clients' weights in the federation's average.
 
     Returns:
-        int64 ``[2, 1 + 2^n, M + 1]``, by the interpolation and by the ensemble; each has rows and columns as the
-        answer of :func:`judge`, with the coalitions in the order of their numbers.
+        int64 ``[2, 1 + 2^n, M + 1]``, by the interpolation and by the ensemble. Each has the rows and columns of
+        :func:`judge`, with the coalitions in the order of their numbers.
     """
     scores: Any = local.evaluate(models, keep=True)
 
@@ -104,7 +103,7 @@ PredictedGame`.
 
 
 def _without_rare(found: Tensor) -> Tensor:
-    """Put the columns of a client's rare classes together, int ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
+    """Pool the columns of a client's rare classes, ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
@@ -115,13 +114,13 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
     Args:
         answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
-        samples: int64 ``[j]``, the number of samples that each client trains on. If a client claims to hold out more
-            samples than that, its answer is scaled down to this number.
+        samples: int64 ``[j]``, the number of samples that each client trains on. An answer that claims to hold out more
+            samples is scaled down to this number.
 
     Returns:
         The number of samples of each class that each model classifies correctly, float64 ``[K, M]``, and the number of
-        held-out samples of each class, ``[M]``. For a class on which no client reports, both are those of all clients'
-        rare classes together.
+        held-out samples of each class, ``[M]``. For a class on which no client reports, both are those of all rare
+        classes.
 
     Example:
         >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
@@ -137,17 +136,15 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find the judges (clients that score models) whose distance from every other judge exceeds the largest distance
-    between two other judges.
+    """Find the judges that are farther from every other judge than any two others are apart.
 
-    The distance of two judges is Euclidean, between their scores after each judge's mean score is subtracted.
+    The distance is Euclidean, between scores after each judge's mean score is subtracted.
 
     Args:
         opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
 
     Returns:
-        The row numbers of these judges in ``opinions``; an empty list if there are fewer than :data:`JUDGES` judges or
-        :data:`COALITIONS` coalitions.
+        The judges' row numbers, none with fewer than :data:`JUDGES` judges or :data:`COALITIONS` coalitions.
 
     Example:
         >>> rising = torch.arange(8.0)
@@ -168,20 +165,7 @@ def unlike_others(opinions: Tensor) -> list[int]:
 
 
 class ClientJudges(VectorEvaluator):
-    """Evaluator that lets the clients score models on their held-out samples.
-
-    Args:
-        space: the map between the module and vectors ``[P]``.
-        clients: all clients of the federation. A client that holds out fewer than :data:`LEAST` samples is not asked.
-        data: the data module, set up.
-        measure: the performance measure, with ``judged=True``.
-        device: the models' device.
-        note: function that is called for each client that :func:`unlike_others` finds, with the client's id and a text
-            about it.
-
-    Attributes:
-        answers: ``{client: answer}``, each client's last answer, as :func:`judge` returns it.
-    """
+    """Evaluator that lets the clients score models on their held-out samples."""
 
     asks_clients = True
 
@@ -204,6 +188,7 @@ class ClientJudges(VectorEvaluator):
             )
         self._held_out = torch.tensor(sizes)
         self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
+        # Each client's last answer, by its id, as judge returns it.
         self.answers: dict[int, Tensor] = {}
         self._how: dict[str, Any] = {}
         if not measure.by_class:
@@ -213,12 +198,7 @@ class ClientJudges(VectorEvaluator):
                 self._how = {"performance": ModelScore(name, measure.mode)}
 
     def check(self, model: Tensor) -> None:
-        """Let all clients score one model ``[P]`` before training, to find errors early.
-
-        Raises:
-            ConfigurationError: a client does not score the model; or there is a class on which no client can report,
-                not even by its rare classes.
-        """
+        """Let all clients score one model ``[P]`` before training, to find errors early."""
         support = None
         with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
             warnings.simplefilter("always")
@@ -236,22 +216,15 @@ class ClientJudges(VectorEvaluator):
 
     @property
     def predicts(self) -> bool:
-        """Return whether the clients can predict all coalitions' outputs: of classifiers, and models and coalitions
-        that are not too many. What clients keep of a model is that of another training, so that then they cannot."""
+        """Return whether the clients can predict all coalitions' outputs."""
+        # What clients keep of a model is that of another training.
         if self.space.private_names:
             return False
         return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
 
     def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-        """Let the clients predict the outputs of all coalitions, and return their utilities.
-
-        Args:
-            models: ``[T, P]``, the trained coalitions' models.
-            trained: bool ``[T, n]``, these coalitions.
-            weights: ``[n]``, the clients' weights in the federation's average.
-
-        Returns:
-            float64 ``[2^n, 2]``, or ``[2^n, 2, M]``, by the interpolation and by the ensemble.
+        """Let clients predict all coalitions' utilities, ``[2^n, 2]`` or ``[2^n, 2, M]``, by interpolation and
+        ensemble.
         """
         shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
         ask = partial(self._predicted, models.to(self._device), trained, weights, shape)
@@ -277,13 +250,7 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Let the clients score ``count`` models, which ``build`` writes, and return the models' scores over all
-        clients. A client that does not answer is left out, with a warning. With ``keep`` the result holds the models
-        as outputs, from which :meth:`predict` has coalitions predicted.
-
-        Raises:
-            NoAnswer: no client answers.
-        """
+        """Let the clients score models, and keep the models as outputs for :meth:`predict` if ``keep``."""
         chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
         told: list[list[Tensor | None]] = []
         kept: list[Tensor] = []
@@ -317,7 +284,7 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def _checked(self, client: Client, answer: Any, shape: tuple[int, ...], counts: bool) -> Tensor:
-        """Return a client's answer, moved to the CPU; raise ``NoAnswer`` if its shape or its numbers are impossible."""
+        """Return a client's answer on the CPU, or raise ``NoAnswer`` if it is impossible."""
         fits = isinstance(answer, Tensor) and answer.shape == shape
         if fits and counts:
             held_out = answer[..., :1, :]

@@ -23,16 +23,7 @@ _LEFT = (Dataset, DataLoader, L.LightningDataModule, L.Trainer, L.Callback, Opti
 
 
 class LentModule:
-    """The state of a module, to which :meth:`restore` sets the module back after another model's evaluation.
-
-    The state is that of parameters, buffers, layers' modes and attributes, and of the lists, dictionaries and other
-    objects in attributes. Data sets, loaders, callbacks, optimizers and trainers are left alone.
-
-    Args:
-        module: the module.
-        space: the map between the module and its vectors ``[P]``, whose constant parameters are left alone; None: all
-            parameters are restored.
-    """
+    """The state of a module, to which :meth:`restore` sets the module back after another model's evaluation."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
         constant = set() if space is None else {id(each) for each in space.constants(module).values()}
@@ -108,13 +99,13 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def module_device(module: nn.Module) -> torch.device:
-    """Return the device of the module's first parameter or buffer; the CPU if it has none."""
+    """Return the device of the module's first parameter or buffer, or the CPU."""
     return next((tensor.device for tensor in named_tensors(module).values()), torch.device("cpu"))
 
 
 @torch.no_grad()
 def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
-    """Write the state that vectors do not hold, ``{name: tensor}``, into a module; other names are passed over."""
+    """Write the state that vectors do not hold, ``{name: tensor}``, into a module."""
     own = named_tensors(module) if private else {}
     for name, value in private.items():
         if name in own and name not in space.names and own[name].shape == value.shape:

@@ -1,4 +1,4 @@
-"""Functions that make the evaluators of the metrics' performance measures, and try them before the first round."""
+"""Functions that make the evaluators of performance measures, and try them."""
 
 from __future__ import annotations
 
@@ -34,24 +34,7 @@ def make_evaluators(
     *,
     seed: int = 0,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators of all measures that are a :class:`flsv.games.ModelScore`, and try them, so that errors are
-    raised before training. Classifiers' own scores, such as ``"accuracy"``, need none of these evaluators.
-
-    Args:
-        trainer: the fit's trainer, with its module on its device.
-        space: the map between the module's state and vectors ``[P]``.
-        loaders: one or several validation loaders; they are read only if a measure needs an evaluator.
-        measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
-            :mod:`flsv.games.performance`.
-        seed: seed of the random numbers that a validation draws.
-
-    Returns:
-        ``{key: evaluator}``, with :attr:`flsv.games.ModelScore.evaluator` as the key.
-
-    Raises:
-        ConfigurationError: a measure is not available, because the module does not log a value of its name, or because
-            its torchmetrics metric does not take the module's outputs.
-    """
+    """Make and try the evaluators of all measures that are a :class:`ModelScore`, by :attr:`ModelScore.evaluator`."""
     model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
     if not model_scores:
         return {}
@@ -86,15 +69,7 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator that computes the same scores as ``evaluator`` on other batches.
-
-    Args:
-        evaluator: an evaluator that :func:`make_evaluators` returned.
-        trainer: the fit's trainer.
-        loader: the other batches.
-        private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the state
-            of the fit's module is used.
-    """
+    """Return an evaluator like ``evaluator`` on other batches, with the ``private`` state that vectors do not hold."""
     batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
         return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)
@@ -103,9 +78,7 @@ def evaluator_on(
 
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the loaders' batches as pairs ``(x, y)``, in the form in which the trainer's module gets them in
-    validation. An error message begins with ``asking``.
-    """
+    """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)

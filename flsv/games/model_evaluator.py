@@ -40,40 +40,38 @@ _DRAWS, _SCALE = 8, 3.0
 
 @checked
 class ModelEvaluator(VectorEvaluator):
-    """Evaluator of any number of models of one structure, given as vectors, by their outputs on validation batches.
+    """Evaluator of models of one structure by their outputs on validation batches.
 
-    Models are evaluated in the module itself in evaluation mode (BatchNorm's statistics come from the vector), without
-    gradients and with the same random numbers; afterwards the module is as it was before. One pass over the batches
-    gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores do not depend on the
-    other models of the call, to the bit. Under vmap they depend on them by rounding, since the order of summation in
-    batched kernels depends on the size of the chunk.
+    Models are evaluated in the module itself, in evaluation mode, without gradients and with the same random
+    numbers. The
+    module is restored afterwards. One at a time, a model's scores do not depend on the other models of the call, to the
+    bit. Under vmap they depend on them by rounding, since batched kernels sum in an order of their own.
 
     Args:
         module: the module, which nothing else may use during an evaluation.
         space: the map between the module and vectors ``[P]``.
-        batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; on the CPU, batches
-            of classifiers are merged and cut to a faster size.
+        batches: pairs ``(x, y)``, read once and kept on the module's device. On the CPU, classifiers' batches are
+            merged
+            and cut to a faster size.
         num_classes: for classifiers, the number of classes M. ``forward(x)`` must then return logits ``[B, M]`` for
             integer classes y ``[B]``, and the scores ``"correct"`` and ``"loss"`` of :class:`Scores` are computed.
             None: only the metric is computed.
-        metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, which becomes the score
-            ``"metric"``; see :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
-        backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
-            ``"auto"``: vmap on CUDA, serial elsewhere. If vmap cannot handle the module, models are evaluated one at a
-            time, with a warning.
-        chunk: number of models that are evaluated at once under vmap. It is halved permanently when a chunk does not
-            fit into memory.
+        metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, the score ``"metric"``, see
+            :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
+        backend: ``"vmap"`` for chunks of models at once, ``"serial"`` for one model at a time, ``"auto"`` for vmap on
+            CUDA and serial elsewhere. A module that vmap cannot handle is evaluated serially, with a warning.
+        chunk: number of models at once under vmap. It is halved for good when a chunk does not fit into memory.
         context: function that returns a context manager for a forward pass, such as a Lightning precision plugin's
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         asking: name of the object that needs the metric, for messages.
 
     Attributes:
-        form: the form of the outputs that :meth:`evaluate` keeps; None if there is none that all batches share.
+        form: the form of the outputs that :meth:`evaluate` keeps. None if there is none that all batches share.
 
     Raises:
-        ConfigurationError: an argument is wrong; the batches have no samples or wrong labels; ``forward`` does not
-            return logits ``[B, M]``, or the metric does not take its outputs; the metric returns more than one number.
+        ConfigurationError: an argument is wrong, the batches have no samples or wrong labels, ``forward`` does not
+            return logits ``[B, M]``, or the metric does not take its outputs or returns more than one number.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -123,9 +121,10 @@ class ModelEvaluator(VectorEvaluator):
         """Make an evaluator that computes the same scores on other batches.
 
         Args:
-            batches: pairs ``(x, y)``; None: the batches of this evaluator.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the
-                state of the original module is used.
+            batches: pairs ``(x, y)``. None: the batches of this evaluator.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None:
+                the state
+                of the original module.
         """
         other = copy(self)
         other._private = private
@@ -136,13 +135,14 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Compute the scores of ``count`` models; only one model or one chunk of models is in memory at a time.
+        """Compute the scores of ``count`` models, of which one or one chunk is in memory.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
-                module's device. It may be called more than once for one i.
+                module's
+                device. It may be called more than once for one i.
             count: K, the number of models.
-            keep: whether the scores also hold the models' outputs. They do not where :attr:`form` is None.
+            keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
         sums = self._sums(count, keep)
         with self._lent() as state:
@@ -156,7 +156,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
-        """Compute the scores of the module as it is; see :meth:`VectorEvaluator.live`."""
+        """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
         with self._lent():
             self._score(range(1), self._alone, sums)
@@ -167,7 +167,7 @@ class ModelEvaluator(VectorEvaluator):
 
     @contextmanager
     def _lent(self, *path: str) -> Iterator[LentModule]:
-        """Yield the state of the module, in evaluation mode, and restore it when the context ends."""
+        """Yield the module's state, in evaluation mode, and restore it at the end."""
         with (
             evaluating(self._module),
             lent(self._module, self.space) as state,
@@ -178,7 +178,7 @@ class ModelEvaluator(VectorEvaluator):
             yield state
 
     def _load_private(self) -> None:
-        """Load the state that vectors do not hold, if it is not the module's own."""
+        """Load the state that vectors do not hold, if it is another's."""
         put_private(self._module, self.space, {} if self._private is None else self._private())
 
     def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
@@ -187,7 +187,7 @@ class ModelEvaluator(VectorEvaluator):
             self._score(range(index, index + 1), self._alone, sums)
 
     def _load(self, state: LentModule, build: Build, index: int) -> None:
-        """Load the model that ``build(index, out)`` writes into the module, whose other state is restored."""
+        """Load the model that ``build`` writes into the module, and restore its other state."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
         state.restore()
@@ -206,9 +206,7 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: Sums) -> bool:
-        """Evaluate the models with the indices ``rows``, write the results into ``sums``, and return True. Return False
-        if the models, two or more, do not fit into memory together.
-        """
+        """Score the models ``rows`` into ``sums``, or return False if two or more do not fit into memory."""
         try:
             self._score(rows, self._stacked(build, rows), sums)
         except RuntimeError as error:
@@ -219,11 +217,11 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.no_grad()
     def score_outputs(self, outputs: Tensor, losses: bool = True) -> Scores:
-        """Compute the scores of c models from their outputs; for those that :meth:`evaluate` keeps, the same scores.
+        """Compute c models' scores from their outputs, as :meth:`evaluate` does.
 
         Args:
             outputs: ``[c, V, ...]``, the outputs for all V samples, in the form :attr:`form`.
-            losses: whether a classifier's loss is needed, too; otherwise it is 0.
+            losses: whether a classifier's loss is needed, which is 0 otherwise.
         """
         assert self.form is not None
         sums = Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
@@ -249,18 +247,14 @@ class ModelEvaluator(VectorEvaluator):
             balanced: whether all classes that occur have the same weight in the loss.
 
         Returns:
-            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
-            parameters.
+            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
         """
         with evaluating(self._module), lent(self._module, self.space):
             return loss_gradient(self._module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
-        """Compute g . d_i and d_i^T H d_j, with d_i the clients' ``updates``, and g and H the gradient and the Hessian
-        of the mean validation cross-entropy at the model ``vector [P]``, in full precision; see
-        :func:`flsv.games.gradient_products.gradient_products`.
-        """
+        """Compute the :class:`GradientProducts` of ``updates`` at the model ``vector [P]``, in full precision."""
         with evaluating(self._module), lent(self._module, self.space):
             return gradient_products(self._module, self.space, self._batches, self.support, vector, updates)
 
@@ -277,12 +271,12 @@ class ModelEvaluator(VectorEvaluator):
         return self._support
 
     def _alone(self, x: Any) -> Any:
-        """Return the outputs ``[1, B, ...]`` of the loaded model for the inputs ``x`` of B samples."""
+        """Return the loaded model's outputs ``[1, B, ...]``."""
         outputs = self._module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
-        """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
+        """Return a function that computes the outputs ``[c, B, ...]`` of the c models ``rows``."""
         module, space = self._module, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
         for row, index in enumerate(rows):
@@ -298,9 +292,7 @@ class ModelEvaluator(VectorEvaluator):
         return outputs
 
     def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
-        """Score the models with the indices ``rows``, whose outputs for an input ``x`` are ``outputs(x)``, and write
-        the results into ``sums``.
-        """
+        """Score the models ``rows`` by their ``outputs(x)``, and write the results into ``sums``."""
         while self._metrics and len(self._metrics) < len(rows):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
@@ -327,7 +319,7 @@ class ModelEvaluator(VectorEvaluator):
             sums.metric[row] = metric.value()
 
     def _try(self) -> None:
-        """Run a forward pass, and the metric on all batches, so that errors are raised before training."""
+        """Run a forward pass, and the metric on all batches, to find errors early."""
         try:
             self._try_first()
         except Exception as error:
@@ -356,8 +348,7 @@ class ModelEvaluator(VectorEvaluator):
                 self._try_vmap(build, x)
 
     def _find_form(self, metric: Metric, gives_logits: bool) -> None:
-        """Score the loaded model, and set :attr:`form` if all batches have one tensor of labels and outputs of the same
-        shape for each sample."""
+        """Score the loaded model, and set :attr:`form` if all batches share the shape of a sample's outputs."""
         shapes: list[Any] = []
 
         def seen(x: Any) -> Any:
@@ -386,9 +377,7 @@ class ModelEvaluator(VectorEvaluator):
             )
 
     def _gives_logits(self, state: LentModule, x: Any) -> bool:
-        """Return whether the module returns logits: whether one of several models with random parameters returns a
-        number outside [0, 1] for the input ``x``.
-        """
+        """Return whether a model with random parameters returns a number outside [0, 1]."""
         start, cut = self.space.read(self._module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
 
@@ -405,7 +394,7 @@ class ModelEvaluator(VectorEvaluator):
 
 
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
-    """Return the error for a module whose ``forward(x)`` raised ``error``; ``x`` is the first element of a batch."""
+    """Return the error for a module whose ``forward(x)`` raised ``error``."""
     return ConfigurationError(
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."

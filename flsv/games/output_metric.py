@@ -1,9 +1,7 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
-torchmetrics treats its input as logits if a number of the *batch* lies outside [0, 1], else as probabilities. If a
-model's logits happen to lie inside [0, 1], some batches would be treated as probabilities and others as logits. So flsv
-decides once per module whether it returns logits: it does if a model with random parameters returns a number outside
-[0, 1].
+torchmetrics takes a *batch* for logits if a number of it lies outside [0, 1]. So that all batches count alike, flsv
+decides once per module: it returns logits if a model with random parameters returns a number outside [0, 1].
 """
 
 from __future__ import annotations
@@ -28,19 +26,12 @@ TINY = 1e-6
 
 
 class OutputMetric:
-    """A private copy of a torchmetrics metric, and the conversion of a model's outputs to the input that the metric
-    takes.
+    """A copy of a torchmetrics metric that is given a model's outputs as it takes them.
 
-    Half-precision outputs are converted to single precision. Outputs ``[B, 1]`` for labels ``[B]``, or labels
-    ``[B, 1]`` for outputs ``[B]``, lose their last dimension. Apart from that the metric decides what it takes: logits
-    or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels; ``[B]`` with binary labels (of outputs
-    ``[B, 2]``, those of class 1 are used); ``[B, L]`` with multilabel targets; numbers for regression.
-
-    Args:
-        metric: the torchmetrics metric, which is copied.
-        asking: name of the object that needs the metric, for messages.
-        device: the device of the outputs.
-        gives_logits: whether the outputs are logits, to be converted to probabilities if the metric needs these.
+    The metric decides what it takes: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels,
+    ``[B]``
+    with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers for
+    regression.
     """
 
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
@@ -55,11 +46,7 @@ class OutputMetric:
         return OutputMetric(self.metric, self._asking, device or self._device, self.gives_logits)
 
     def update(self, outputs: Any, y: Any) -> None:
-        """Add a batch of outputs and labels.
-
-        Raises:
-            ConfigurationError: the metric does not take these outputs and labels.
-        """
+        """Add a batch, with half-precision outputs in single precision and a last dimension of 1 dropped."""
         self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
             outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
@@ -77,11 +64,7 @@ class OutputMetric:
             raise self._refused(error) from error
 
     def value(self) -> float:
-        """Return the metric's value over all batches that were added, one number.
-
-        Raises:
-            ConfigurationError: the metric does not return exactly one number.
-        """
+        """Return the metric's value over all batches that were added."""
         try:
             value = self.metric.compute()
         except (RuntimeError, IndexError, ValueError) as error:
@@ -103,18 +86,14 @@ class OutputMetric:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The form in which outputs are predicted: logits, with the classes in the last dimension.
+    """The form in which outputs are predicted: logits, with the classes in the last dimension."""
 
-    Args:
-        classifies: whether the outputs are those of a classifier; those of a regression stay as they are.
-        single: whether a sample has one number, for the positive class.
-        gives_logits: whether the module returns logits, not probabilities.
-        of_labels: whether they are the log-probabilities of the labels; the classes are then "another" and "the label".
-    """
-
+    # A regression's outputs stay as they are.
     classifies: bool
+    # Whether a sample has one number, for the positive class.
     single: bool = False
     gives_logits: bool = True
+    # Whether outputs are log-probabilities of the labels. The classes are then "another" and "the label".
     of_labels: bool = False
 
     @staticmethod
@@ -150,15 +129,13 @@ class OutputForm:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Return whether a metric needs probabilities: whether its value for logits differs from its value for the
-    probabilities of these logits."""
+    """Return whether a metric's value for logits differs from that for their probabilities."""
     largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
     return _kind(metric) is not None and not largest
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Return whether a metric for two classes changes its value if the classes change their numbers 0 and 1, as average
-    precision does.
+    """Return whether a metric's value changes if two classes swap their numbers.
 
     Example:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
@@ -174,9 +151,7 @@ def beyond_probabilities(outputs: Any) -> bool:
 
 
 def _kind(metric: Metric) -> str | None:
-    """Return the kind of a classification metric: "Binary", "Multilabel" or "Multiclass" for torchmetrics, "Classes"
-    for a :class:`ClassScore`, None for any other metric.
-    """
+    """Return "Binary", "Multilabel", "Multiclass" or "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
     if not type(metric).__module__.startswith(_CLASSES):

@@ -7,31 +7,30 @@
 ``"balanced_accuracy"``                mean over the classes that occur of their accuracies
 ``"negative_loss"``                    minus the mean cross-entropy, nats
 ``"auroc"``, ``"average_precision"``,  the score of class 1, the positive class (``pos_label`` of the data), if there
-``"f1"``                               are two classes, else the mean over the classes that occur; computed from the
+``"f1"``                               are two classes, else the mean over the classes that occur, from the
                                        outputs of ``forward(x)``, logits or probabilities, over all batches
 any other name, with ``mode``          the value that the module logs under it in ``validation_step`` or in the
                                        validation hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
                                        ``"val_f1"`` with ``mode="max"``
 a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
-                                       metric gets the output of class 1 if there are two); minus the value if its
+                                       metric gets the output of class 1 if there are two), or minus the value if its
                                        ``higher_is_better`` is False, or with ``mode="min"``
 ``MeanLogLikelihood()``                the mean of ``forward(x)``, the log-probabilities of the labels ``y``, such as a
                                        text's tokens (:class:`flsv.scores.likelihood.MeanLogLikelihood`)
 ====================================== ============================================================================
 
 The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. All measures
-except logged values are computed from outputs, on CUDA of many models at once. Logged values are for any task: batches
-may be of any kind, there may be several validation loaders, and models are validated one after the other as a Trainer
-does it, in the fit's module, which is restored. A model's value is the value that ``trainer.validate`` would log on the
-whole validation set (``limit_val_batches`` matters only for loaders without a length). With several loaders
-``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by size.
-Random numbers are the same for every model. In YAML a metric is a class path::
+except logged values are computed from outputs, on CUDA of many models at once. Logged values are for any task. Models
+are then validated one after the other, as ``trainer.validate`` does it on the whole validation set
+(``limit_val_batches`` matters only for loaders without a length), in the fit's module, which is restored. With several
+loaders ``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by
+size. Random numbers are the same for every model. In YAML a metric is a class path::
 
     performance:
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-For an example see :mod:`flsv.games`; for clients that score models see :mod:`flsv.games.judges`.
+For an example see :mod:`flsv.games`. For clients that score models see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class ModelScore:
     Args:
         of: the name of the logged value, or the metric.
         mode: whether less (``"min"``) or more (``"max"``) is better.
-        called: the name by which the user asked for the metric, such as ``"auroc"``; empty if the user passed the
-            metric.
+        called: the name by which the user asked for the metric, such as ``"auroc"``, else empty.
         derived: whether the gradient of the logged value is needed, too.
         judged: whether the clients score the models, see :mod:`flsv.games.judges`.
 
@@ -98,30 +96,26 @@ class ModelScore:
 
     @property
     def name(self) -> str:
-        """The measure's name in the :class:`Scores` that an evaluator returns: the name of the logged value, or
-        ``"metric"``."""
+        """The measure's name in an evaluator's :class:`Scores`."""
         return self.of if isinstance(self.of, str) else "metric"
 
     @property
     def evaluator(self) -> Hashable:
-        """Key of the evaluator that computes this measure: all logged values share one evaluator; each torchmetrics
-        metric and each measure that clients compute (``judged``) has its own.
+        """Key of the evaluator that computes this measure.
+
+        All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
         """
         if self.judged:
             return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
-        """Convert values of the measure to utilities, of which more is better: with ``mode="min"`` the sign changes."""
+        """Convert values of the measure to utilities, of which more is better."""
         return -values if self.mode == "min" else values
 
 
 def title_of(measure: str | ModelScore, positive: str | None) -> str:
-    """Return a measure's name for tables, with the name of the positive class if the measure is a score of that class.
-
-    Args:
-        measure: the performance measure.
-        positive: name of the positive class; None unless there are two classes.
+    """Return a measure's name for tables, with that of the ``positive`` class if it is that class's score.
 
     Example:
         >>> title_of(performance_of("FedSV", "f1", None), "ill"), title_of("accuracy", "ill")
@@ -133,18 +127,12 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
 
 
 def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
-    """Return whether a measure is a score of the positive class if there are two classes, as F1 is."""
+    """Return whether a measure is a positive class's score, as F1 is."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
-    """Warn if a measure is a score of the positive class, and that class was chosen because it is the rarer one, not by
-    the user.
-
-    Args:
-        measures: the performance measures.
-        data: the :class:`~flsv.data.FederatedDataModule`, set up.
-    """
+    """Warn if a measure scores the rarer class, which the user has not chosen."""
     titles = dict.fromkeys(title_of(each, data.positive_class) for each in measures if scores_positive(each))
     if titles and data.by_rarity:
         share = data.class_counts[:, 1].sum() / data.class_counts.sum()
@@ -156,12 +144,7 @@ def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
 
 
 def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
-    """Return the performance measure for a metric that needs a loss's gradient: the mean cross-entropy of a classifier,
-    or a loss that the module logs in ``validation_step``.
-
-    Args:
-        owner: the object with the argument ``loss``, for messages.
-        loss: the name of the logged loss, such as ``"val_loss"``; None: the cross-entropy.
+    """Return the measure of a loss to differentiate: cross-entropy, or the logged value ``loss``.
 
     Example:
         >>> loss_measure("GradientShapley", None), loss_measure("GradientShapley", "val_loss").derived
@@ -175,13 +158,7 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
 
 
 def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
-    """Return the performance measure for models that ``judges``, the server or the clients, score. For clients it is a
-    :class:`ModelScore` with ``judged=True``, and ``"accuracy"`` becomes balanced accuracy.
-
-    Example:
-        >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
-        ('accuracy', "clients' balanced_accuracy")
-    """
+    """Return the measure by which ``judges`` score models: clients by balanced instead of plain accuracy."""
     if judges == "server":
         return performance
     if isinstance(performance, ModelScore):
@@ -198,7 +175,7 @@ def is_logged(measure: Any) -> bool:
 def performance_of(
     owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
 ) -> str | ModelScore:
-    """Check a metric's arguments ``performance`` and ``mode``, and return the performance measure that they name.
+    """Return the performance measure that a metric's ``performance`` and ``mode`` name.
 
     Args:
         owner: the object with these arguments, or its name, for messages.
@@ -208,13 +185,12 @@ def performance_of(
 
     Returns:
         ``performance`` itself if it is in ``CLASSIFICATION``, else a :class:`ModelScore`. ``"auroc"``,
-        ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``; with a ``mode``, and any other
+        ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``. With a ``mode``, and any other
         name, they are values that the module logs under that name.
 
     Raises:
-        ConfigurationError: ``performance`` is another name and ``mode`` is None; it is in ``CLASSIFICATION`` and
-            ``mode`` is ``"min"``; or it is a torchmetrics metric whose ``higher_is_better`` is None, and so is
-            ``mode``.
+        ConfigurationError: ``performance`` is another name and ``mode`` is None, it is in ``CLASSIFICATION`` and
+            ``mode`` is ``"min"``, or a torchmetrics metric's ``higher_is_better`` and ``mode`` are None.
 
     Example:
         >>> performance_of("FedSV", "val_loss", None)

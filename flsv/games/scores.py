@@ -1,4 +1,4 @@
-"""Scores of models on the validation set, such as the number of correct predictions per class, and the loss."""
+"""Scores of models on the validation set, such as correct predictions per class."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ METRICS = get_args(UtilityMetric)
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of K models on the same validation samples. All tensors are on the CPU.
+    """Scores of K models on the same validation samples, on the CPU.
 
     Attributes:
-        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
-            the mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
-            number of samples of each class that are classified correctly. A sample with a NaN among its logits counts
-            as wrong.
-        support: for classifiers, the number of samples of each class, int64 ``[M]``; else None.
-        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples; None if they were not kept. Of classifiers
+        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"``
+            is the
+            mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
+                number
+            of samples of each class that are classified correctly. A sample with a NaN among its logits counts as
+                wrong.
+        support: for classifiers, the number of samples of each class, int64 ``[M]``, else None.
+        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples, or None if they were not kept. Of
+            classifiers
             they are logits, with the classes in the last dimension.
 
     Example:
@@ -48,10 +51,12 @@ class Scores:
         """Return one number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
 
         Args:
-            name: a name in ``values``; or, for classifiers, ``"accuracy"``, the share of samples that are classified
-                correctly; ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
-                samples; ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is
-                constant and all contributions to it are 0; ``"negative_loss"``, minus the mean cross-entropy.
+            name: a name in ``values``. For classifiers also ``"accuracy"``, the share of samples that are classified
+                correctly, ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
+                    samples,
+                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that all contributions to it
+                    are 0, and
+                ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
             KeyError: the score is unknown.
@@ -78,20 +83,12 @@ class Scores:
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Count each model's correct predictions on a batch and sum its losses; the call does not wait for the GPU.
-
-    Args:
-        logits: ``[c, B, M]``, the logits of c models for B samples and M classes.
-        y: labels ``[B]``.
-
-    Returns:
-        Each model's number of correct predictions per class, int64 ``[c, M]``, and summed cross-entropy, ``[c]``.
-    """
+    """Return c models' hits ``[c, M]`` and summed losses ``[c]`` on a batch, without waiting for the GPU."""
     return hits_of(logits, y), losses_of(logits, y)
 
 
 def hits_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Count each model's correct predictions on a batch, int64 ``[c, M]``; see :func:`score_batch`."""
+    """Count each model's correct predictions per class on a batch, int64 ``[c, M]``."""
     models, _, classes = logits.shape
     best, predicted = logits.max(-1)
     # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
@@ -102,7 +99,7 @@ def hits_of(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Sum each model's cross-entropy over a batch, ``[c]``; see :func:`score_batch`."""
+    """Sum each model's cross-entropy over a batch, ``[c]``."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(len(logits), -1)
@@ -115,7 +112,7 @@ def loss_dtype(device: torch.device) -> torch.dtype:
 
 
 class Sums:
-    """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
+    """Buffers for one ``evaluate`` call, with a row per model, on the models' device."""
 
     def __init__(self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None) -> None:
         self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
@@ -125,13 +122,7 @@ class Sums:
         self.metric = torch.zeros(models, dtype=torch.float64)
 
     def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models.
-
-        Args:
-            support: ``[M]``, the number of samples of each class. None: the result has no ``"correct"`` and no
-                ``"loss"``.
-            measured: whether a metric was computed; only then the result has ``"metric"``.
-        """
+        """Return all models' scores, with ``"metric"`` if it was ``measured``."""
         values = {"metric": self.metric} if measured else {}
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)

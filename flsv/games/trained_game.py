@@ -1,4 +1,4 @@
-"""TrainedGame: the game of coalitions whose models were trained, with the outputs from which others are predicted."""
+"""TrainedGame: the game of coalitions whose models were trained."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from flsv.games.performance import ModelScore
 
 @dataclass(frozen=True, eq=False)
 class OutputScore:
-    """The score of predicted outputs by a performance measure.
+    """The score of predicted outputs by a performance measure."""
 
-    Args:
-        score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
-        logits: whether the outputs are logits, with the classes in the last dimension.
-        judges: the clients, if they predict and score; then models ``[T, P]`` take the outputs' place.
-    """
-
+    # From outputs [c, V, ...] to utilities [c] or [c, M].
     score: Callable[[Tensor], Tensor]
     logits: bool
+    # The clients, if they predict and score. Models [T, P] then take the outputs' place.
     judges: ClientJudges | None = None
 
     def shapley(self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor) -> PredictedValues:
@@ -43,7 +39,7 @@ class OutputScore:
 
     @staticmethod
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
-        """Make the score of an evaluator's outputs; None if the evaluator keeps no outputs, as of logged values."""
+        """Make the score of an evaluator's outputs, or None if it keeps none."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
             return OutputScore(lambda outputs: outputs, True, evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
@@ -58,17 +54,7 @@ class OutputScore:
 
 
 class TrainedGame:
-    """The game of a round's trained coalitions.
-
-    Args:
-        trained: the coalitions and their models.
-        evaluator: the evaluator of ``measure``.
-        measure: the performance measure.
-
-    Attributes:
-        by: the score of predicted outputs; None if the outputs are not kept.
-        outputs: ``[K, V, ...]``, the outputs of the coalitions of the last call; None if they are not kept.
-    """
+    """The game of a round's trained coalitions."""
 
     def __init__(
         self,
@@ -78,6 +64,7 @@ class TrainedGame:
     ) -> None:
         self._trained, self._evaluator, self._measure = trained, evaluator, measure
         self.by = OutputScore.of(evaluator, measure)
+        # [K, V, ...], of the last call's coalitions.
         self.outputs: Tensor | None = None
 
     @property
@@ -86,8 +73,7 @@ class TrainedGame:
         return self._trained.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities ``[J]`` or ``[J, M]`` of J of the coalitions, ``masks``, bool ``[J, n]``. They are NaN
-        for the full coalition if it is scored only when all hooks of the round have been called."""
+        """Return coalitions' utilities ``[J]`` or ``[J, M]``, NaN for the full coalition if it is scored later."""
         if self._trained.before is not None and not self._evaluator.asks_clients:
             before = self._trained.before(self._measure)
             self.outputs = None if self.by is None else _and_nan(before.outputs)

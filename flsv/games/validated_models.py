@@ -1,4 +1,4 @@
-"""ValidatedModels: the evaluator of models of any task by the values that the module logs in validation."""
+"""ValidatedModels: the evaluator of models by the values that the module logs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LOG = inspect.signature(L.LightningModule.log)
 
 
 class ValidatedModels(VectorEvaluator):
-    """Evaluator of models of any task by the values that they log. It runs ``validation_step`` and the validation hooks
-    around it for one model after the other, in the fit's module, which is restored after each model.
+    """Evaluator of models of any task by the values that they log in validation.
 
-    A model's score depends only on its vector and the fit's module: Python's, NumPy's and torch's global generators are
-    in the same state before every model, and are restored afterwards. The module's trainer and its loggers are not
-    changed.
+    It runs ``validation_step`` and the validation hooks for one model after the other, in the fit's module, which is
+    restored after each. A model's score depends only on its vector and the module, since the global generators are
+    in the
+    same state before every model. The trainer and its loggers are not changed.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
@@ -43,8 +43,9 @@ class ValidatedModels(VectorEvaluator):
         seed: seed of the random numbers that a validation draws.
 
     Raises:
-        ConfigurationError: while evaluating, a name is not logged, or its value is not one number; in ``attempt``, a
-            name in ``derived`` has no gradient.
+        ConfigurationError: while evaluating, a name is not logged, or its value is not one number. In ``attempt``,
+            a name
+            in ``derived`` has no gradient.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class ValidatedModels(VectorEvaluator):
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.validation.keep_batches`.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold; None: the
-                state of the fit's module is used.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None:
+                the state
+                of the fit's module.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict
@@ -95,8 +97,7 @@ class ValidatedModels(VectorEvaluator):
 
     @torch.no_grad()
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
-        """Return the values that the fit's own validation has just logged, if it has validated all samples after this
-        round, or else those of a validation of the module as it is; see :meth:`VectorEvaluator.live`."""
+        """Return the values of the fit's own validation if it was complete after this round, else of a new one."""
         trainer: Any = self._trainer
         logged = dict(trainer.callback_metrics)
         every = trainer.check_val_every_n_epoch or 1
@@ -119,8 +120,7 @@ class ValidatedModels(VectorEvaluator):
             name: name of the logged value.
 
         Returns:
-            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
-            parameters.
+            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
 
         Raises:
             ConfigurationError: ``validation_step`` does not log the value with its autograd graph.
@@ -140,8 +140,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
-        """Yield a :class:`ValidationRun` of the module with the model ``vector [P]``, or of the module as it is, with
-        the same random numbers for every model. Restore the module when the context ends."""
+        """Yield a run of the model ``vector [P]``, or of the module as it is, and restore the module."""
         module = self._trainer.lightning_module
         with (
             torch.inference_mode(False),
@@ -166,13 +165,9 @@ class ValidatedModels(VectorEvaluator):
         return {name: logged_number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return the value that ``validation_step`` logs under ``name`` for the model ``vector [P]``, and the value's
-        gradient ``[P']``.
-
-        Lightning's evaluation loop converts logged values to numbers, without a graph. So ``validation_step`` is called
-        directly, with a ``self.log`` that collects the tensors, and batches are averaged as Lightning does it, weighted
-        by their sizes. Hooks around the step are not called.
-        """
+        """Return the value that ``validation_step`` logs under ``name``, and its gradient ``[P']``."""
+        # Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called
+        # directly, without its hooks, and batches are averaged as Lightning does it, weighted by their sizes.
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
         total, weights = torch.zeros((), dtype=torch.float64), 0.0
         # Closed, or an error would leave its contexts entered.
@@ -195,9 +190,7 @@ class ValidatedModels(VectorEvaluator):
         return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
-        """Raise ConfigurationError unless the value that is differentiated equals ``logged``, the number that Lightning
-        logs under ``name`` for the model ``start``.
-        """
+        """Raise unless the value that is differentiated equals ``logged``, the number that Lightning logs."""
         derived = float(self._derive(start, name)[0])
         if not abs(derived - logged) <= rounding_of(self._trainer).number * max(1.0, abs(logged)):
             raise ConfigurationError(
@@ -210,10 +203,7 @@ class ValidatedModels(VectorEvaluator):
 def _logged(
     module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
 ) -> list[tuple[Any, float]]:
-    """Call ``validation_step`` with the positional ``arguments``, and return ``(value, batch size)`` for each value
-    that it logs under ``name``, as in ``trainer.callback_metrics``. ``loader`` is the loader's index, None for a single
-    loader.
-    """
+    """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``name``."""
     values: list[tuple[Any, float]] = []
 
     def log(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions that read the server's validation batches once, check them and keep them on the device."""
+"""Functions that read the validation batches once, check and keep them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,7 @@ Pair = tuple[Any, Any]
 def read_batches(
     batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
-    """Read batches ``(x, y)`` once and keep them on a device.
-
-    Args:
-        batches: pairs of an input (a tensor, or any other input of the module's forward) and labels.
-        device: the device on which the batches are kept.
-        num_classes: for classifiers, the number of classes M; None: labels may be anything.
-        size: for classifiers, the new batch size if all inputs are tensors of one shape; None: batches stay unchanged.
-
-    Returns:
-        The batches, and the number of samples of each class, int64 ``[M]`` on the CPU (None without ``num_classes``).
-
-    Raises:
-        ConfigurationError: there are no samples, or, for classifiers, a batch is not a pair or its labels are not
-            integers ``[B]`` in 0 .. M-1.
-    """
+    """Return batches on a device, cut to ``size``, and the samples of each class, int64 ``[M]`` on the CPU."""
     pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
     for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):
@@ -48,9 +34,7 @@ def read_batches(
 
 
 def _recut(batches: list[Pair], size: int) -> list[Pair]:
-    """Concatenate batches and split them into batches of ``size`` samples if all inputs are tensors of one shape; else
-    return them unchanged.
-    """
+    """Cut batches to ``size`` samples if all inputs are tensors of one shape."""
     kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
     if len(kinds) > 1 or None in kinds:
         return batches
@@ -59,16 +43,12 @@ def _recut(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return the tensor; return a clone if it was made in inference mode and so cannot be part of an autograd graph."""
+    """Return the tensor, or a clone if it was made in inference mode, which autograd refuses."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
-    """Check that a batch is a pair of an input and integer labels ``[B]`` in 0 .. M-1, and return it.
-
-    Raises:
-        ConfigurationError: the batch is not such a pair.
-    """
+    """Return a batch if it is a pair of an input and labels ``[B]`` below ``num_classes``."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
@@ -85,11 +65,7 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
 
 
 def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
-    """Check that ``logits`` have one row for each label in ``y [B]`` and one column per class, and return them.
-
-    Raises:
-        ConfigurationError: the shape is not ``[B, classes]`` or, with ``or_more``, ``[B, C]`` with C >= ``classes``.
-    """
+    """Return ``logits`` if they are ``[B, classes]``, or with ``or_more`` have more columns."""
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
         return logits
@@ -106,5 +82,5 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
 
 
 def kind_of(value: Any) -> str:
-    """Describe a tensor by its dtype and shape, and any other object by its type, for messages."""
+    """Describe a tensor by dtype and shape, any other object by its type."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -15,7 +15,7 @@ Build = Callable[[int, Tensor], None]
 
 
 def row_builder(vectors: Tensor) -> Build:
-    """Return a function ``build(i, out)`` that writes row i of ``vectors [K, P]`` into ``out [P]``."""
+    """Return a function that writes row i of ``vectors [K, P]`` into ``out [P]``."""
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(vectors[index])
@@ -24,16 +24,19 @@ def row_builder(vectors: Tensor) -> Build:
 
 
 class VectorEvaluator(ABC):
-    """Base class of evaluators, which compute scores of models of one structure, each given as a vector ``[P]``.
-    :class:`CoalitionGames` calls an evaluator with the models of coalitions; subclasses override :meth:`evaluate`."""
+    """Base class of evaluators, which compute scores of models given as vectors ``[P]``.
+
+    :class:`CoalitionGames` calls an evaluator with the models of coalitions. Subclasses override :meth:`evaluate`.
+    """
 
     space: ParameterSpace
     asks_clients = False
     """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
 
     def __call__(self, vectors: Tensor, keep: bool = False) -> Scores:
-        """Compute the scores of the K models in the rows of ``vectors [K, P]``; keep their outputs, if asked to and
-        possible.
+        """Compute the scores of the K models in the rows of ``vectors [K, P]``.
+
+        With ``keep`` the scores hold the models' outputs, if possible.
 
         Raises:
             ValueError: the vectors have another length.
@@ -44,8 +47,10 @@ class VectorEvaluator(ABC):
 
     @abstractmethod
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`), with one model or one
-        chunk of models in memory at a time; with ``keep`` also what coalitions are predicted from, if it is known.
+        """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`).
+
+        One model or one chunk of models is in memory at a time. With ``keep`` the scores also hold what coalitions are
+        predicted from, if it is known.
         """
 
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
@@ -53,8 +58,9 @@ class VectorEvaluator(ABC):
 
         Args:
             module: the fit's module.
-            after_round: the index of the round that has just ended, so that the values that the fit's own validation
-                has logged are those of the module; None: they are not.
+            after_round: the index of the round that has just ended, so that the values that the fit's own
+                validation has
+                logged are those of the module. None: they are not.
             keep: whether the scores also hold the outputs.
         """
         return self(self.space.read(module)[None], keep)

@@ -1,4 +1,4 @@
-"""AfterTheRun: trains coalitions when a run has ended, and completes the values of the metrics that wait for them."""
+"""AfterTheRun: trains coalitions when a run has ended, for the metrics that wait."""
 
 from __future__ import annotations
 
@@ -33,50 +33,33 @@ PAUSE = 10.0
 
 @dataclass(frozen=True, eq=False)
 class EndedRun:
-    """A run after its last round.
-
-    Args:
-        trainer: the fit's trainer.
-        data: the data module, with its samples assigned to clients.
-        seed: the run's seed.
-        folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
-        settings: the settings that these utilities depend on.
-        resumed: whether the run was resumed, so that utilities that are already in the folder belong to it.
-        weights: ``[n]``, the clients' weights in the federation's average.
-        games: the run's :class:`flsv.games.CoalitionGames`.
-    """
+    """A run after its last round."""
 
     trainer: L.Trainer
     data: FederatedDataModule
     seed: int
+    # Into which the coalitions' utilities are written.
     folder: Path | None
+    # What these utilities depend on.
     settings: Mapping[str, str]
+    # Whether utilities that are already in the folder belong to the run.
     resumed: bool
+    # [n], the clients' weights in the federation's average.
     weights: Tensor
+    # flsv.games.CoalitionGames
     games: Any
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return ``{name: performance measure}`` of all measures by which coalitions' models are scored for ``metrics``.
-
-    If one of them is a measure of a classifier's outputs, such as accuracy, all such measures are included, since
-    ``flsv retrain`` shows shares by each of them."""
+    """Return ``{name: measure}`` of all measures by which coalitions' models are scored."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
+    # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
     return measures | classes
 
 
 class AfterTheRun:
-    """Training of coalitions after a run, each by a fit of its own, for metrics whose values need their models.
-
-    Args:
-        metrics: ``{name: metric}`` of the metrics that lack values; at least one lacks those of a round.
-        masks: bool ``[K, n]``, the members of the coalitions, the empty and the full coalition first.
-        beginning: the state of the run's fit before its first round, from which the coalitions' fits start.
-        initial: the module's ``state_dict`` before the first round.
-        first: ``[P]``, the run's model after the first round, with which that of the coalition of all is compared, or
-            None.
-    """
+    """Training of coalitions after a run, for metrics whose values need their models."""
 
     def __init__(
         self,
@@ -91,12 +74,7 @@ class AfterTheRun:
         self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, and complete the metrics' values.
-
-        Returns:
-            ``{round: {metric: values}}``, the metrics' values after each round. If a training has failed, an empty
-            dictionary, with a warning.
-        """
+        """Train the coalitions, and return ``{round: {metric: values}}``, empty if a training has failed."""
         measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
         path = None if run.folder is None else run.folder / COALITIONS
         if path is not None and ranks.rank == 0 and not run.resumed:
@@ -140,7 +118,7 @@ class AfterTheRun:
         run: EndedRun,
         score: OutputScore | None,
     ) -> dict[int, Tensor]:
-        """Give a metric the utilities and outputs of the coalitions; return ``{round: values}``."""
+        """Give a metric the coalitions' utilities and outputs, and return ``{round: values}``."""
         by = called(metric.measured_by)
         places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
         curves = [store.rows(run.seed, members) for members in coalitions]
@@ -176,7 +154,7 @@ def _own(metric: ShadowShapley, run: EndedRun) -> bool:
 
 
 class _Says:
-    """Callable that logs a line about the progress, unless it has logged one within the last :data:`PAUSE` seconds."""
+    """Callable that logs a line unless the last was less than :data:`PAUSE` seconds ago."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()

@@ -1,8 +1,6 @@
-"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and the fit's result.
+"""One coalition's fit: a federation's fit in which only the members take part.
 
-Forks of a fit (:mod:`flsv.retraining.forked_fits`) and fresh processes (:mod:`flsv.retraining.fresh_fits`) are changed
-in the same way: only the coalition's members take part, nothing is shown, no checkpoint or log is written, and
-callbacks that only watch a run or end it are left out.
+Nothing is shown, no checkpoint or log is written, and callbacks that only watch a run or end it are left out.
 """
 
 from __future__ import annotations
@@ -38,54 +36,37 @@ from flsv.utilities.supervisor import ChildFailed
 
 @dataclass(frozen=True, eq=False)
 class FitOrder:
-    """Order for a coalition's fit.
-
-    Args:
-        members: the coalition's clients.
-        seed: the seed of every random choice.
-        rounds: the indices of the rounds after which the model is scored, ascending; the fit ends with the last.
-        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights.
-        nudged: whether the weights are then nudged, see :meth:`flsv._lightning.rounding.Rounding.nudged`.
-    """
+    """Order for a coalition's fit."""
 
     members: Members
     seed: int
+    # After which the model is scored, ascending. The fit ends with the last.
     rounds: tuple[int, ...]
+    # The state_dict with which the module starts. None: its own weights.
     initial: Mapping[str, Any] | None = None
+    # Whether the weights are then nudged, see Rounding.nudged.
     nudged: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """Result of a coalition's fit.
+    """Result of a coalition's fit, with models ``[P]``."""
 
-    Args:
-        curves: ``{performance: utilities}`` after each of the order's r rounds, ``[r]``, or by class ``[r, M]``.
-        before: ``{performance: utility}`` before the first round, one number or ``[M]``.
-        start: ``[P]``, the model before the first round.
-        last: ``[P]``, the global model after the last round.
-        delivered: ``[P]``, the model in the module when training has ended. It differs from ``last`` if, for example, a
-            callback averages weights.
-        rounding: the tolerances for comparing this fit's models with those of another training of the same coalition.
-        outputs: ``{performance: outputs}`` of the model after each of the r rounds, ``[r, V, ...]``, for performances
-            whose evaluators keep outputs.
-    """
-
+    # By performance, after each of the order's r rounds, [r], or by class [r, M].
     curves: dict[str, Tensor]
+    # By performance, before the first round.
     before: dict[str, Tensor]
     start: Tensor
+    # The global model after the last round.
     last: Tensor
+    # The model in the module after training, not the last if, for example, a callback averages weights.
     delivered: Tensor
     rounding: Rounding
+    # By performance, after each of the r rounds, [r, V, ...].
     outputs: dict[str, Tensor]
 
     def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
-        """Convert this result to the form in which it is stored.
-
-        Args:
-            rounds: the indices of the rounds to which the entries of :attr:`curves` belong.
-            models: whether the form contains the delivered model and the one before training.
-        """
+        """Convert this result to the form in which it is stored."""
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]
         model = torch.stack([self.delivered, self.start]) if models else None
@@ -96,15 +77,11 @@ class CoalitionFits(Protocol):
     """Protocol of objects that train coalitions, each by a fit of its own."""
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions of ``orders``, and yield each order with its result, or with its error, in any order."""
+        """Train the coalitions, and yield each order with its result or error, in any order."""
 
 
 class Nowhere(DummyLogger):
-    """Logger that drops everything.
-
-    Args:
-        folder: the folder into which modules and callbacks may write files.
-    """
+    """Logger that drops everything, with a folder for files."""
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -120,14 +97,7 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Return a copy of the federation's loop for one coalition: it draws clients by the coalition's sampler, keeps only
-    the metrics that a strategy reads, and shows and writes nothing.
-
-    Args:
-        loop: the :class:`flsv.FederatedLoop` of the whole federation.
-        cohort: the coalition's sampler, see :meth:`flsv.sampling.ClientSampler.among`.
-        seed: the seed of every random choice.
-    """
+    """Return a copy of the federation's loop that draws a coalition's clients, silently."""
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
@@ -135,13 +105,7 @@ def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
 
 
 class CoalitionScoring(GlobalModelScoring):
-    """Callback that scores a coalition's models after the rounds of an order, and the model that the fit delivers.
-
-    Args:
-        data: the federation's data module.
-        measures: ``{name: performance measure}``.
-        order: the coalition's order, with the rounds and the initial weights.
-    """
+    """Callback that scores a coalition's models after an order's rounds, and the delivered one."""
 
     def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
         self._named = measures
@@ -162,8 +126,7 @@ class CoalitionScoring(GlobalModelScoring):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Store the module's weights after training, and replace the last round's scores by those of the module after
-        all hooks of the end."""
+        """Keep the module's weights after training, and score it again after all hooks of the end."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
@@ -175,11 +138,7 @@ class CoalitionScoring(GlobalModelScoring):
         self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
 
     def result(self) -> FitResult:
-        """Return the fit's result, after the end of training.
-
-        Raises:
-            RuntimeError: nothing was trained.
-        """
+        """Return the fit's result, after the end of training."""
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
         scores = self.before
@@ -209,19 +168,7 @@ def into_a_coalitions_fit(
     folder: str | None,
     end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
-    """Change a federation's Trainer in place into one that trains a coalition and writes no checkpoints or logs.
-
-    Args:
-        trainer: the Trainer, before its fit has changed anything.
-        data: the federation's data module.
-        measures: ``{name: performance measure}``.
-        order: the coalition's order.
-        folder: a folder into which callbacks may write; None: they may write into the run's own folders.
-        end: a function that is called when training has ended, after all hooks.
-
-    Returns:
-        The callback that scores the coalition's models, and has the fit's result after training.
-    """
+    """Turn a federation's unfitted Trainer into a coalition's, and return the callback that holds the result."""
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
@@ -242,13 +189,11 @@ def into_a_coalitions_fit(
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of a method that must not act in a coalition's fit, such as ``save_checkpoint``."""
+    """Do nothing, in place of a method such as ``save_checkpoint``."""
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends the run; it is left out when a coalition is trained alone.
-
-    Its class is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
+    """Return whether a callback is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping

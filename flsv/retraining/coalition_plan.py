@@ -1,4 +1,4 @@
-"""CoalitionPlan: trains the models of the coalitions that metrics need, each by a fit of its own after the run.
+"""CoalitionPlan: trains the models of the coalitions that metrics need, after the run.
 
 A coalition is the same run with its members only. Sites train coalitions beside the run
 (:mod:`flsv.retraining.coalitions_at_sites`).
@@ -40,14 +40,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class CoalitionPlan:
-    """Plan of a loop for training the coalitions that its metrics need.
-
-    Args:
-        metrics: the metrics that need trained coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
-
-    Raises:
-        ConfigurationError: the metrics need different coalitions.
-    """
+    """Plan of a loop for training the coalitions that its metrics need."""
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
@@ -64,15 +57,7 @@ class CoalitionPlan:
 
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
-        """Make the plan for a loop's metrics; without a metric that needs trained coalitions the plan does nothing.
-
-        Args:
-            config: the loop's configuration.
-
-        Raises:
-            ConfigurationError: the metrics need different coalitions, or a setting of the federation does not allow
-                training them.
-        """
+        """Make the plan for a loop's metrics, which does nothing if none needs trained coalitions."""
         asking: Any = {
             name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
         }
@@ -94,8 +79,7 @@ class CoalitionPlan:
         self._scored: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs: its models before and after the first round, and those of the
-        coalitions that clients at sites train."""
+        """Return the state that a resumed run needs."""
         sites = self._loaded if self._sites is None else self._sites.state_dict()
         return {"initial": self._initial, "first": self._first, "sites": sites}
 
@@ -106,34 +90,19 @@ class CoalitionPlan:
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Keep the state before the fit, so that coalitions can be trained from it after the fit: by a fork of this
-        process or, if that is impossible, by pickling.
-
-        Returns:
-            False in the run's own process. True in a process that was forked later to train a coalition, and whose
-            Trainer has become the coalition's.
-        """
+        """Keep the state before the fit, and return True only in a process forked later for a coalition."""
         if self._kept or not self._metrics:
             return False
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the forked process that keeps the fit's beginning, if there is one, and forget the run's module."""
+        """End the forked process, if there is one, and forget the run's module."""
         self._kept.close()
         self._ends: _Ends | None = None
         self._games: Any = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
-        """Check that the coalitions can be trained.
-
-        Args:
-            trainer: the trainer, with its module on its device.
-            data: the data module, with its samples assigned to clients.
-            config: the federation's configuration.
-
-        Raises:
-            ConfigurationError: the coalitions cannot be trained.
-        """
+        """Check that the coalitions can be trained."""
         if not self._metrics:
             return
         module = trainer.lightning_module
@@ -163,21 +132,14 @@ class CoalitionPlan:
             )
 
     def masks(self, num_clients: int) -> Tensor:
-        """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
+        """Return the K coalitions, bool ``[K, n]``, the empty and the full one first."""
         which = self._coalitions
         if which == "auto":
             which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
     def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
-        """Make the strategies that give metrics the models of the empty and the full coalition, which need no training,
-        and those of all coalitions that sites train.
-
-        Args:
-            run: the :class:`flsv.federation.run.FederationRun`.
-            module: the module.
-            weights: a function that returns the clients' weights ``[n]`` in the federation's average.
-        """
+        """Make the strategies that give metrics the models that no fit after the run trains."""
         if self._initial is None or not self._metrics:
             return []
         space = run.space
@@ -196,13 +158,7 @@ class CoalitionPlan:
     # ---- what is said
 
     def planned(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
-        """Score the module before training, and log how the coalitions are trained, and at what cost.
-
-        Args:
-            num_clients: n, the number of clients.
-            games: the run's :class:`flsv.games.CoalitionGames`.
-            module: the run's module.
-        """
+        """Score the module before training, and log how coalitions are trained, at what cost."""
         if not self._metrics:
             return
         self._games, masks = games, self.masks(num_clients)
@@ -241,7 +197,7 @@ class CoalitionPlan:
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def told(self, num_clients: int) -> list[str]:
-        """Return the closing lines of a run: which metrics still wait for coalitions, else how these were trained."""
+        """Return a run's closing lines about the coalitions."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -252,15 +208,8 @@ class CoalitionPlan:
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
-        """Score the run's module as it is after a round, for the metrics that have a value there: it is the full
-        coalition's.
-
-        Args:
-            module: the run's module, with the global model.
-            index: the round's index.
-            again: whether to score it even if that has been done, or will be, when other hooks have been called.
-            changed: whether hooks at the end of the run have changed its weights.
-        """
+        """Score the run's module, the full coalition's model, after a round, also a second time if ``again``."""
+        # changed: hooks at the end of the run have changed the weights.
         if self._ends is None or self._elsewhere or (index == self._scored and not again):
             return
         self._scored = None if again else index
@@ -279,8 +228,7 @@ class CoalitionPlan:
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions by fits if metrics wait for them, and return the metrics' values, see
-        :meth:`flsv.retraining.after_the_run.AfterTheRun.train`; else return an empty dictionary."""
+        """Train the coalitions if metrics wait for them, and return the metrics' values."""
         if not self.left:
             return {}
         assert self._initial is not None
@@ -289,7 +237,7 @@ class CoalitionPlan:
         return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, self._first).train(run)
 
     def note_first(self, round: Round) -> None:
-        """Keep the model after the first round, with which that of the coalition of all clients is compared."""
+        """Keep the model after the first round, to compare with the full coalition's."""
         if round.round_index == 0 and not self._elsewhere and round.server_vector is not None:
             self._first = round.server_vector.cpu().clone()
 
@@ -302,14 +250,7 @@ def _named(masks: Tensor) -> str:
 
 
 class _Ends(Strategy):
-    """Strategy that provides the models of the empty and the full coalition in every round.
-
-    Args:
-        plan: the plan, which keeps the model after the first round.
-        space: the map between the module and its vectors ``[P]``.
-        nobody: ``[P]``, the model of the empty coalition.
-        weights: a function that returns the clients' weights ``[n]`` in the federation's average.
-    """
+    """Strategy that provides the models of the empty and the full coalition in every round."""
 
     def __init__(
         self, plan: CoalitionPlan, space: ParameterSpace, nobody: Tensor, weights: Callable[[], Tensor]

@@ -1,4 +1,4 @@
-"""Checks that a federation's coalitions can be trained, during or after a run; their errors say what to change."""
+"""Checks that a federation's coalitions can be trained, whose errors say what to change."""
 
 from __future__ import annotations
 
@@ -26,28 +26,13 @@ WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def check_settings(config: FederationConfig) -> None:
-    """Check that coalitions of a federation can be trained during or after the run.
-
-    Args:
-        config: the federation's configuration.
-
-    Raises:
-        ConfigurationError: they can be trained neither during nor after the run.
-    """
+    """Check that coalitions of a federation can be trained during or after the run."""
     if why := _refused(config):
         raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}.")
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
-    """Check that no trained part of a module stays at sites, which train coalitions' models as vectors.
-
-    Args:
-        config: the federation's configuration.
-        module: the module.
-
-    Raises:
-        ConfigurationError: a trained part is not shared.
-    """
+    """Check that no trained part of a module stays at sites, which train models as vectors."""
     if kept := sharing(config.share, module, config.head).kept:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
@@ -56,19 +41,7 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 
 
 def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
-    """Check by trial that the server's score of a module does not depend on the part that clients keep, of which the
-    server has the initial values; clients score with their own.
-
-    Args:
-        asking: who asks for the score, for the message.
-        share: the loop's argument ``share``.
-        module: the module.
-        evaluator: the evaluator of ``measure``.
-        measure: the performance measure.
-
-    Raises:
-        ConfigurationError: the score changes with that part.
-    """
+    """Check by trial that the server's score does not depend on the part that clients keep."""
     kept = evaluator.space.private_names
     if evaluator.asks_clients or not kept:
         return
@@ -97,16 +70,7 @@ def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: 
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
-    """Return the mean number of clients that a sampler draws for a round; check that it can draw among coalitions.
-
-    Args:
-        sampler: the federation's sampler.
-        masks: a function of the number of clients, which returns the members of the coalitions, bool ``[K, n]``.
-        num_clients: n, the number of clients.
-
-    Raises:
-        ConfigurationError: the sampler cannot draw among the members of a coalition.
-    """
+    """Return the mean number of clients per round, if a sampler can draw among coalitions."""
     try:
         check_draws(sampler, masks(num_clients))
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
@@ -117,28 +81,19 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
 
 
 def sampler_of(loop: Any, participation: Participation) -> ClientSampler:
-    """Return the sampler from which each coalition's own is made by :meth:`flsv.sampling.ClientSampler.among`.
-
-    Args:
-        loop: the :class:`flsv.FederatedLoop` of the whole federation.
-        participation: ``"drawn"``: each coalition draws its own cohorts among its members, as many clients as the run
-            draws; ``"all"``: all members of a coalition train in every round.
-    """
+    """Return the sampler from which each coalition's own is made."""
+    # "drawn": each coalition draws cohorts of the run's size among its members.
     return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
-    """Check that a sampler can draw among the members of each of the coalitions ``masks [K, n]``.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
+    """Check that a sampler can draw among the members of each of the coalitions ``masks [K, n]``."""
     for mask in masks[masks.any(1)].cpu():
         sampler.among(mask.nonzero().flatten().tolist())
 
 
 def _refused(config: FederationConfig) -> str | None:
-    """Return why coalitions can be trained neither during nor after the run, and what to do; None if they can."""
+    """Return why coalitions can be trained neither during nor after the run, or None."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if config.privacy is not None:

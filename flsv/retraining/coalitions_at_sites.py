@@ -1,4 +1,4 @@
-"""CoalitionsAtSites: a run's sites train coalitions, each as a federation of its members at the same sites."""
+"""CoalitionsAtSites: a run's sites train coalitions as federations of their members."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ SAME = 0.01
 
 
 def check_at_sites(config: FederationConfig) -> None:
-    """Check that nothing in a federation asks sites about a coalition's training.
-
-    Raises:
-        ConfigurationError: the aggregator uses a metric that asks.
-    """
+    """Check that nothing in a federation asks sites about a coalition's training."""
     metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
     if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         raise ConfigurationError(
@@ -47,19 +43,10 @@ def check_at_sites(config: FederationConfig) -> None:
 
 
 class CoalitionsAtSites(Strategy):
-    """Strategy that lets sites train coalitions, in each round after the sites' training for the run.
+    """Strategy that lets sites train coalitions in each round, after their training for the run.
 
     Each coalition has a server, and each of its sites a memory for it, so that a site sees an ordinary run. A site that
     did not answer in a round of the run takes part in no coalition in this round.
-
-    Args:
-        masks: bool ``[K, n]``, the coalitions; those without members and of all clients are not trained.
-        federation: the facts about the federation, with the initial model.
-        engine: the engine of the run.
-        saved: the ``state_dict`` from a checkpoint; None: a new run begins.
-
-    Raises:
-        ConfigurationError: the run's model has changed between two rounds.
     """
 
     def __init__(
@@ -118,7 +105,7 @@ class CoalitionsAtSites(Strategy):
         self._left = round.server_vector
 
     def _doubt(self, round: Round) -> None:
-        """Note the clients whose model of them alone does not look as if they had trained it."""
+        """Note the clients whose own model does not look as if they had trained it."""
         alone = {each.members[0]: each for each in self._coalitions if len(each.members) == 1}
         if len(alone) < len(self._moved):
             return
@@ -143,14 +130,7 @@ class CoalitionsAtSites(Strategy):
 
 
 class _Coalition:
-    """A coalition's run at the sites of its members.
-
-    Attributes:
-        members: ids of the coalition's clients.
-        state: the state of the coalition's federation.
-        sites: its sites.
-        sent: ``{client id: model [P]}``, what the members sent in the last round.
-    """
+    """A coalition's run at the sites of its members."""
 
     def __init__(
         self,
@@ -159,6 +139,7 @@ class _Coalition:
         sites_of: Callable[[FederationState], RemoteSites],
         saved: Mapping[str, Any] | None,
     ) -> None:
+        # sent: {client id: model [P]}, of the last round
         self.members, self.sent, n = members, dict[int, Tensor](), federation.num_clients
         roles: Mapping[str, Any] = federation.strategies
         own = {role: roles[role] for role in roles.keys() - {"sampler", "personalizer"}}
@@ -209,7 +190,7 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the round of the coalition, which keeps its model if it gets no other that is finite."""
+        """End the coalition's round, and keep its model if it gets no other that is finite."""
         state, server = self.state, self._server
         updates, broken = self.sites.updates(
             {site: replies[site] for site in self._instructions}, state.model().device, server.space
@@ -231,20 +212,13 @@ class _Coalition:
 
 
 def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return ``{name: metric}`` of the metric whose values the aggregator uses, empty if it uses none."""
+    """Return ``{name: metric}`` of the metric whose values the aggregator uses, if any."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
 def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
-    """Combine coalitions and their models to the trained coalitions of a round, which metrics read.
-
-    Args:
-        masks: bool ``[K, n]``, the members of each coalition, the empty and the full coalition among them.
-        nobody: ``[P]``, the empty coalition's model.
-        everybody: ``[P]``, the full coalition's model.
-        others: the models ``[P]`` of the other coalitions, in the order of ``masks``.
-    """
+    """Combine coalitions ``masks [K, n]`` with their models ``[P]``, ``others`` in the order of ``masks``."""
     trained, ends = iter(others), {0: nobody, masks.shape[1]: everybody}
     models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
 
@@ -255,6 +229,6 @@ def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence
 
 
 def trained_masks(masks: Tensor) -> Tensor:
-    """Return the rows of ``masks [K, n]`` that are neither the empty nor the full coalition."""
+    """Return the rows of ``masks [K, n]`` that are neither empty nor full."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]

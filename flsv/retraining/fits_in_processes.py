@@ -1,8 +1,6 @@
 """FitsInProcesses: trains coalitions in child processes, each by a fit of its own.
 
-Since each fit has a process of its own, no fit can change what the module, a callback or a data set of another fit
-refers to. The coalition of all clients must come to the run's own weights where these are known
-(:mod:`flsv.retraining.proof`).
+No fit can then change what the module, a callback or a data set of another fit refers to.
 """
 
 from __future__ import annotations
@@ -41,43 +39,34 @@ UTILITY = "utility"
 
 @dataclass(frozen=True)
 class Piece:
-    """Task of a child process: to train one coalition by a fit.
-
-    Args:
-        seed: the seed of the training.
-        members: the coalition.
-        models: whether the answer contains the models before and after training.
-        nudged: whether the fit starts from slightly changed weights, to measure the effect of rounding.
-        save: the path of a checkpoint for the trained module; None: none is written.
-    """
+    """Task of a child process: to train one coalition by a fit."""
 
     seed: int
     members: Members
+    # Whether the answer contains the models before and after training.
     models: bool = False
+    # Whether the fit starts from slightly changed weights, to measure the effect of rounding.
     nudged: bool = False
+    # A checkpoint for the trained module.
     save: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Task of a child process: to compute values from the outputs of trained coalitions, for each of s seeds.
-
-    Args:
-        seed: the seed with which the federation is built; nothing is trained.
-        masks: bool ``[K, n]``, the trained coalitions, the empty one first.
-        utilities: float64 ``[s, K, C]``, their utilities by C performance measures.
-        outputs: ``[s, K - 1, V, ...]``, the outputs of all but the empty coalition for V validation samples.
-    """
+    """Task of a child process: to compute values from trained coalitions' outputs, for s seeds."""
 
     seed: int
+    # bool [K, n], the trained coalitions, the empty one first
     masks: Tensor
+    # float64 [s, K, C], by C performance measures
     utilities: Tensor
+    # [s, K - 1, V, ...], of all but the empty coalition
     outputs: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Values from predicted outputs, and how much the two predictions differ, both float64 ``[s, n, C]``."""
+    """Values from predicted outputs, and the predictions' difference, float64 ``[s, n, C]``."""
 
     values: Tensor
     disagreement: Tensor
@@ -85,14 +74,7 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Federation before its fit, for :func:`work_on`.
-
-    Args:
-        trainer: the trainer, with a :class:`flsv.FederatedLoop` among its callbacks.
-        module: the module.
-        data: the data module.
-        measure: the performance measure by which trained models are scored.
-    """
+    """Federation before its fit, for :func:`work_on`."""
 
     trainer: L.Trainer
     module: L.LightningModule
@@ -107,20 +89,7 @@ def work_on(
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
 ) -> Fit | Predicted | ConfigurationError:
-    """Do a piece of work in this process.
-
-    Args:
-        piece: the piece of work.
-        federation: the federation, whose trainer, module and data are changed by the training.
-        folder: a folder into which callbacks may write.
-        checkpoint: the run's last checkpoint. If a fit returns its models, the checkpoint's weights follow as a third
-            row of :attr:`flsv.retraining.train_fits.Fit.model`. None: there is no checkpoint to compare with.
-        participation: whether each coalition draws its own cohorts as the federation does, or all its members train.
-
-    Returns:
-        The :class:`flsv.retraining.train_fits.Fit` of the coalition, or the predicted values; or, without raising it,
-        the error by which the work was refused.
-    """
+    """Do a piece of work in this process, and return the result, or the error by which it was refused."""
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
         callbacks[:] = [each.replace(sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
@@ -144,6 +113,7 @@ def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path |
     if piece.save is not None:
         del held.save_checkpoint, held.strategy.save_checkpoint  # in a coalition's fit they do nothing
         trainer.save_checkpoint(piece.save, weights_only=True)
+    # The checkpoint's weights follow as a third model, to compare with.
     if fit.model is None or checkpoint is None:
         return fit
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -162,7 +132,7 @@ def _predict(piece: Prediction, federation: Federation) -> Predicted:
 
 
 class _Evaluator(GlobalModelScoring):
-    """Callback that makes the evaluator of a federation's performance measure, and ends the fit before it trains."""
+    """Callback that makes a performance measure's evaluator, and ends the fit untrained."""
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation.data, [federation.measure], None, rounds=())
@@ -172,7 +142,7 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
-        """Compute the values of all seeds; ``weights [n]`` are those of the clients in the federation's average."""
+        """Compute the values of all seeds, with the clients' ``weights [n]`` in the average."""
         (evaluator,), (measure,) = self._evaluators, self._measures
         by = OutputScore.of(evaluator, measure)
         assert by is not None
@@ -184,25 +154,16 @@ class _Evaluator(GlobalModelScoring):
 
 
 class FitsInProcesses:
-    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`.
-
-    Args:
-        task: a function that turns a :class:`Piece` or a :class:`Prediction` into a task for a child process, whose
-            answer is the result of :func:`work_on`.
-        num_clients: n, the number of clients.
-        jobs: the number of processes that run at once.
-        limit_s: the seconds after which a process is ended; None: there is no limit.
-        proved_by: the seed of the run. With this seed the coalition of all clients must come to the weights of the
-            run's checkpoint, which its task returns, too. None: the run's weights are unknown.
-        run: a function that runs tasks, with the arguments of :func:`flsv.utilities.supervisor.supervise`.
-    """
+    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`."""
 
     def __init__(
         self,
         task: Callable[[Piece | Prediction], Any],
         num_clients: int,
         jobs: int = 1,
+        # After so many seconds a process is ended.
         limit_s: float | None = None,
+        # The run's seed, with which the coalition of all clients must come to the weights of the run's checkpoint.
         proved_by: int | None = None,
         run: Callable[..., Iterator[tuple[Any, Any]]] = supervise,
     ) -> None:
@@ -214,11 +175,7 @@ class FitsInProcesses:
         yield from once_proved(self._fits(coalitions, seed, proof), proof)
 
     def predict(self, prediction: Prediction) -> Predicted:
-        """Compute values from trained coalitions' outputs.
-
-        Raises:
-            ConfigurationError: the child process has failed.
-        """
+        """Compute values from trained coalitions' outputs."""
         ((_, answer),) = self._run({None: prediction})
         if isinstance(answer, ChildFailed):
             raise ConfigurationError(f"the outputs of coalitions could not be scored: {answer}")
@@ -235,8 +192,7 @@ class FitsInProcesses:
             yield members, answer
 
     def _run(self, pieces: Mapping[Any, Piece | Prediction]) -> Iterator[tuple[Any, Any]]:
-        """Run ``{name: piece}`` in child processes, and yield each piece's name and answer; raise an answer that is a
-        ConfigurationError."""
+        """Run pieces in child processes, and yield each name and answer that is no error."""
         tasks = ((name, self._task(piece)) for name, piece in pieces.items())
         for name, answer in self._supervise(tasks, self.at_once, self._limit_s):
             if isinstance(answer, ConfigurationError):
@@ -244,7 +200,7 @@ class FitsInProcesses:
             yield name, answer
 
     def _prove(self, fit: Fit, seed: int) -> None:
-        """Raise ConfigurationError if ``fit``, that of all clients, came to a model other than the run's."""
+        """Raise if ``fit``, that of all clients, came to a model other than the run's."""
         assert fit.model is not None
         mine, start, run = fit.model
 

@@ -1,9 +1,8 @@
 """ForkedFits: trains coalitions by forks of a fit at its beginning.
 
-In ``setup`` of a fit, before the fit has changed anything, its process is forked once. The fork holds the fit's whole
-initial state: module, callbacks, functions and what they refer to, class attributes, globals, iterators, data sets,
-generators. It waits for orders. For each ordered coalition it forks itself, and the new process continues the same call
-of ``Trainer.fit``, with the coalition's members only. The run's own process does not train coalitions.
+In ``setup`` of a fit, its process is forked once, with the fit's whole initial state. For each coalition this fork
+forks
+itself, and the new process continues the same call of ``Trainer.fit``, with the coalition's members only.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LONGER, SECONDS = 20, 120
 
 
 def why_not_by_forks(trainer: L.Trainer) -> str | None:
-    """Return why a Trainer's fit cannot be forked; None if it can."""
+    """Return why a Trainer's fit cannot be forked, or None."""
     if ranks_of(trainer).size > 1:
         return "the fit has several processes"
     if trainer.current_epoch:
@@ -55,21 +54,12 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
 
 
 class ForkedFits:
-    """Fits of coalitions, each by a fork of a fit at its beginning.
-
-    Args:
-        trainer: the Trainer in its ``setup``, before the fit has changed it.
-        module: the module before the first round.
-        measures: ``{name: performance measure}`` by which models are scored.
-
-    Attributes:
-        begun: whether this process is a fork that trains a coalition, in which the Trainer, with its callbacks, has
-            become the coalition's; False in the run's own process.
-    """
+    """Fits of coalitions, each by a fork of a fit at its beginning."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._pipe, asked = Pipe()
         self._trainer = trainer
+        # begun: whether this process is a fork whose Trainer has become a coalition's
         self.begun, self._since = False, time.monotonic()
         self._waiting = quiet_fork()
         if self._waiting:
@@ -93,8 +83,7 @@ class ForkedFits:
     # ---- in the run's process
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions of ``orders``, as many at once as there are cores, and yield each order with its result,
-        or with its error."""
+        """Train the coalitions, as many at once as there are cores, and yield orders with results or errors."""
         spent = time.monotonic() - self._since
         left = dict(enumerate(orders))
         try:
@@ -117,8 +106,7 @@ class ForkedFits:
 
     @contextmanager
     def _folder_of_fits(self) -> Iterator[str]:
-        """Yield an empty folder in the run's folder, if it has one, and remove it when the context ends; remove first
-        what a killed process has left in it."""
+        """Yield an empty folder in the run's folder, without what a killed process left."""
         root = run_folder(self._trainer).absolute()
         folder = root / FOLDER if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,7 +117,7 @@ class ForkedFits:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """End the forked process that waits for orders, and the fits that it has begun."""
+        """End the forked process that waits for orders, and its fits."""
         pid, self._waiting = self._waiting, 0
         if pid:
             self._pipe.close()
@@ -141,8 +129,7 @@ class ForkedFits:
     # ---- in the process that waits
 
     def _wait(self, asked: Connection) -> FitOrder:
-        """Receive lists of orders, fork this process for each order, and send the results back, without end. Only in a
-        fork that is to train a coalition, return; the result is this coalition's order."""
+        """Fork this process for each order without end, and return the order only in such a fork."""
         try:
             while True:
                 orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
@@ -163,8 +150,7 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Change the Trainer into the coalition's, and call ``setup`` of the coalition's loop, which replaces the
-        unfinished ``setup`` of the run's loop in which the process was forked."""
+        """Change the Trainer into the coalition's, and call its loop's ``setup`` instead of the run's."""
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -180,8 +166,7 @@ class ForkedFits:
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:
-    """Give this process a view of files of its own, and return None; if that is impossible, forbid it to write, and
-    return a folder in ``root`` into which it may."""
+    """Give this process files of its own, or forbid it to write outside the folder that is returned."""
     folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
     try:
         own_view(map(str, folders), root)
@@ -193,12 +178,7 @@ def own_files(trainer: L.Trainer, root: str) -> str | None:
 
 
 class _Ends(L.Callback):
-    """Callback that ends a coalition's process if the fit stops before its last round: with the result so far if the
-    coalition has no finite model any more, otherwise as failed.
-
-    Args:
-        result: a function that returns the fit's result so far.
-    """
+    """Callback that ends a coalition's process if the fit stops before its last round."""
 
     def __init__(self, result: Callable[[], FitResult]) -> None:
         self._result = result

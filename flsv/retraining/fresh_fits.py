@@ -1,7 +1,6 @@
-"""FreshFits: trains coalitions in fresh processes, from the pickled beginning of a fit that cannot be forked.
+"""FreshFits: trains coalitions in fresh processes, from a pickled fit.
 
-A fresh process imports the user's modules anew, so a global that the program has set is not there.
-:mod:`flsv.retraining.proof` finds out whether that changes the result.
+A fresh process lacks globals that the program has set. :mod:`flsv.retraining.proof` finds out whether that matters.
 """
 
 from __future__ import annotations
@@ -32,16 +31,7 @@ from flsv.utilities.supervisor import ChildFailed, supervise_fresh
 
 
 class FreshFits:
-    """Fits of coalitions, each in a fresh process.
-
-    Args:
-        trainer: the Trainer in its ``setup``, before the fit has changed it.
-        module: the module before the first round.
-        measures: ``{name: performance measure}`` by which models are scored.
-
-    Raises:
-        Exception: a part of the Trainer, the module or the data cannot be pickled.
-    """
+    """Fits of coalitions, each in a fresh process."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
@@ -49,7 +39,7 @@ class FreshFits:
         self._forks, self._jobs = kind != "cuda", cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions of ``orders``, and yield each order with its result, or with its error."""
+        """Train the coalitions, and yield each order with its result or error."""
         with TemporaryDirectory() as folder:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
@@ -58,7 +48,7 @@ class FreshFits:
 
 
 def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:
-    """Pickle a Trainer, without what only watches the run, and a module, or a function that makes one."""
+    """Pickle a Trainer, without what only watches the run, and a module or its factory."""
     file = io.BytesIO()
     _Pickler(file, trainer).dump((trainer, module))
     return file.getvalue()
@@ -73,7 +63,7 @@ def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that puts empty parts in place of loggers, a profiler, callbacks of the run and a strategy of ranks."""
+    """Pickler that leaves out loggers, a profiler, callbacks of the run and a strategy of ranks."""
 
     def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
         super().__init__(file)

@@ -29,20 +29,7 @@ from flsv.retraining.coalition_refusals import check_scored
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation without writing files, and return the seconds that this took.
-
-    Args:
-        trainer: the fit's trainer; its callbacks are replaced by copies that write no files, preceded by ``measured``.
-        module: the module, which is trained in place.
-        data: the federation's data; the trainer's sampler selects the coalition's clients.
-        measured: the callback that scores the global model.
-
-    Returns:
-        The seconds of the training, without the seconds of the evaluations.
-
-    Raises:
-        RuntimeError: the trainer trained nothing.
-    """
+    """Fit a coalition's federation without writing files, and return the seconds without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
     callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
@@ -54,38 +41,25 @@ def train_alone(
 
 
 class GlobalModelScoring(L.Callback):
-    """Callback that sets or records the module's initial weights, and scores the global model before the first round
-    and after selected rounds.
-
-    Args:
-        data: the federation's data, with a validation set for the server.
-        measures: performance measures of models, as ``metric`` of :class:`flsv.retraining.RetrainedUtility`.
-        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights, which are stored
-            in the attribute ``initial``.
-        rounds: indices (from 0, ascending) of the rounds after which the model is scored; training ends with the last
-            of them. None: the model is scored once, after training.
-
-    Attributes:
-        before: the scores before the first round, in the order of ``measures``.
-        after: ``{round: scores}``, the scores after a round, in the order of ``measures``.
-        last: index of the last round after which the model was scored; None before the first score.
-        space: the map between the module and its vectors ``[P]``, from the start of training on.
-        models: ``[2, P]``, the model that was scored last, and the initial model.
-        seconds: the seconds spent on evaluations.
-    """
+    """Callback that scores the global model before the first round and after selected ones."""
 
     def __init__(
         self,
         data: FederatedDataModule,
         measures: Sequence[Measure],
+        # None: the module keeps its weights, which are stored.
         initial: dict[str, Any] | None,
+        # After which the model is scored, ascending. Training ends with the last. None: once, after training.
         rounds: Sequence[int] | None = None,
     ) -> None:
         self._data, self._measures, self.initial, self._rounds = data, measures, initial, rounds
+        # The scores before the first round and after rounds, in the order of measures.
         self.before: list[Scores] = []
         self.after: dict[int, list[Scores]] = {}
         self.last: int | None = None
+        # [2, P], the model that was scored last, and the initial one.
         self.models = torch.empty(0)
+        # Spent on evaluations.
         self.seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -138,16 +112,7 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
 ) -> VectorEvaluator:
-    """Make an evaluator that scores models ``[K, P]`` by ``measure``: on the server's validation set or, if the measure
-    says that clients judge models, on the clients' held-out samples.
-
-    Args:
-        trainer: the fit's trainer, with its module on its device.
-        space: the map between the module's state and vectors ``[P]``.
-        data: the federation's data, with a validation set for the server.
-        measure: the performance measure, as ``metric`` of :class:`flsv.retraining.RetrainedUtility`.
-        seed: the run's seed, from which the random numbers of a validation are derived.
-    """
+    """Make an evaluator of ``measure`` on the server's validation set, or on clients' if they judge."""
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)

@@ -1,4 +1,4 @@
-"""KeptBeginning: the state before a fit, as a fork or pickled, from which coalitions are trained after the run."""
+"""KeptBeginning: the state before a fit, from which coalitions are trained after the run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from flsv.retraining.fresh_fits import FreshFits
 
 
 class KeptBeginning:
-    """State before a fit: a fork of its process or, if it cannot be forked, the pickled Trainer, module and data.
-
-    Attributes:
-        forks: the fork, which waits for orders to train coalitions; None if there is none.
-        no_fork: the reason why there is no fork; None if there is one, or nothing is kept yet.
-        not_pickled: the reason why nothing is kept at all.
-    """
+    """State before a fit: a fork of its process, or the pickled Trainer, module and data."""
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
         self._fresh: FreshFits | None = None
+        # Why there is no fork.
         self.no_fork: str | None = None
+        # Why nothing is kept at all.
         self.not_pickled = ""
 
     def __bool__(self) -> bool:
@@ -36,17 +32,7 @@ class KeptBeginning:
         return {**vars(self), "_fresh": None, "forks": None}
 
     def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
-        """Fork the process or pickle the fit, before the fit changes anything.
-
-        Args:
-            trainer: the Trainer in its ``setup``.
-            module: the module before the first round.
-            measures: ``{name: performance measure}`` by which models are scored.
-
-        Returns:
-            False in the run's own process. True in a process that was forked later to train a coalition, and whose
-            Trainer has become the coalition's.
-        """
+        """Fork the process or pickle the fit, and return True only in a process forked later for a coalition."""
         self.no_fork = why_not_by_forks(trainer)
         if self.no_fork is None:
             self.forks = ForkedFits(trainer, module, measures)

@@ -1,4 +1,4 @@
-"""Check that coalitions are trained as they would be alone: models that must be equal are compared.
+"""Check that coalitions are trained as they would be alone: equal models are compared.
 
 Each way of training coalitions also trains the coalition of all clients, which must come to the model of the run
 itself. This check needs no knowledge of the state that a module or a callback keeps, or of faults of its copies.
@@ -16,23 +16,11 @@ from flsv._lightning.rounding import Rounding
 def difference(
     mine: Tensor, real: Tensor, start: Tensor, again: Callable[[bool], tuple[Tensor, Tensor] | None], rounding: Rounding
 ) -> float | None:
-    """Compare two models that must be equal up to rounding.
+    """Return by how much two equal models differ, as a fraction of what training moved, or None if by rounding.
 
     If they differ by more than a fixed tolerance, the effect of rounding is measured by two more trainings: one from
     nudged weights, and one that changes nothing. If the latter does not give the same model, the training depends on
     something other than its seed, and rounding does not explain the difference.
-
-    Args:
-        mine: ``[P]``, the model to check.
-        real: ``[P]``, the model that it must equal.
-        start: ``[P]``, the model that both started from.
-        again: a function ``again(nudged)`` that repeats the training of ``mine``, if ``nudged`` from nudged weights,
-            and returns the model ``[P]`` before training and the trained one, or None if the training failed.
-        rounding: the tolerances of the arithmetic in which the models were trained.
-
-    Returns:
-        The distance of the two models as a fraction of the distance that training has moved them. None if rounding
-        explains the difference.
     """
 
     def nudged() -> Tensor | None:

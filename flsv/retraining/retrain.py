@@ -1,4 +1,4 @@
-"""retrain: computes clients' values by retraining the federation with coalitions of them, like ``flsv retrain``."""
+"""retrain: computes clients' values by retraining, like ``flsv retrain``."""
 
 from __future__ import annotations
 
@@ -47,21 +47,27 @@ def retrain(
     participation: Participation = "drawn",
     jobs: Count | None = None,
 ) -> DataFrame:
-    """Compute clients' values by training the federation again for each of several coalitions of clients.
+    """Compute clients' values by training the federation again with coalitions of them.
 
-    Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Each coalition is
-    trained by a fit of its own in a fork of this process, so that every training has its own module, callbacks and
-    data. By default each client alone, all but one, and all are trained, with three seeds. The values of other
-    coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
-    scores if the performance is not computed from outputs. If the process cannot be forked (not on Linux; the trainer
-    uses an accelerator, or the machine has one and the process has trained; other threads run), fresh processes train
-    from what can be pickled, and a line says so. So do the workers of the backend of ``joblib.parallel_config``, such
-    as ``"dask"``, if one is set.
+    Give a trainer, a module and data as for a fit that has not begun. None of them is changed. Each coalition is
+    trained
+    by a fit of its own in a fork of this process, with its own module, callbacks and data. By default each client
+    alone,
+    all but one, and all are trained, with three seeds. The values of other coalitions follow from predicted
+    outputs, see
+    :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
+    outputs.
+
+    A process cannot be forked outside Linux, with a trainer on an accelerator, after a training on a machine that
+    has one,
+    or with other threads. Fresh processes then train from what can be pickled, and a line says so. So do the
+    workers of the
+    backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
         module: the module, or a function that makes the module. A function is called under each seed, so that the
-            initial weights are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all
+            initial weights are drawn anew, as ``flsv retrain`` does. A module starts from the same weights under all
             seeds, so that most of the random variation is not seen.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         which: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. With ``"all"`` the values are
@@ -69,11 +75,12 @@ def retrain(
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
-        participation: the clients that train if the loop has a sampler: ``"drawn"``: each coalition draws its own
-            cohorts among its members, as many clients as the run draws; ``"all"``: all members train in every round.
+        participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own
+            cohorts among its members, as many clients as the run draws. With ``"all"`` all members train in every
+                round.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of processes that train at once; None: the number of cores, or 1 on an accelerator.
+        jobs: the number of processes that train at once. None: the number of cores, or 1 on an accelerator.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -81,7 +88,7 @@ def retrain(
         only allow a ranking).
 
     Raises:
-        ConfigurationError: the trainer has been fitted, or has no FederatedLoop; an argument is out of range, or does
+        ConfigurationError: the trainer has been fitted or has no FederatedLoop, or an argument is out of range or does
             not fit the federation.
 
     Example:
@@ -166,7 +173,7 @@ def _check(trainer: L.Trainer) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed all generators within this context as ``seed_everything`` does; then restore the random state."""
+    """Seed all generators as ``seed_everything`` does, and restore them."""
     before, held = global_rngs(), {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     L.seed_everything(seed, verbose=False)
     try:

@@ -31,15 +31,9 @@ from flsv.utilities.errors import ConfigurationError
 class TrainedGame:
     """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own.
 
-    It is the base class of :class:`RetrainedUtility`, which explains the attributes and the arguments except ``make``.
-
-    Args:
-        make: a function that makes a trainer and a module for one fit of a coalition, given the coalition's sampler.
-        data: the federation's data.
-        metric: the performance measure of models.
-        mode: whether less or more of a logged value is better.
-        ranks: the processes among which the trainings are divided.
-        sampler: the sampler of the whole federation; None: all members of a coalition take part in every round.
+    :class:`RetrainedUtility` explains the attributes and the arguments except ``make``, a function that makes a
+    trainer and
+    a module for one fit of a coalition, given the coalition's sampler.
     """
 
     def __init__(
@@ -73,12 +67,7 @@ class TrainedGame:
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Train the coalitions that have not been trained yet, and return the utilities of all, float64 ``[K]``, or
-        ``[K, M]`` for M classes or M names in ``metric``.
-
-        Raises:
-            ValueError: the masks have another type or shape.
-        """
+        """Train the new coalitions, and return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
         coalitions = members_of(masks.cpu())
@@ -105,8 +94,7 @@ class TrainedGame:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Give every rank the scores and seconds of ``coalitions`` that other ranks have trained, the empty coalition's
-        scores, and the first rank's initial weights; ``about`` names this exchange in messages."""
+        """Give every rank the results of ``coalitions`` that other ranks have trained."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
@@ -125,41 +113,40 @@ class TrainedGame:
 
 
 class RetrainedUtility(TrainedGame):
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains a federation of only the coalition's clients
-    and evaluates its final model.
+    """Utility that trains a federation of only the coalition's clients.
 
-    Pass it to any estimator of :mod:`flsv.functional`: ``exact_shapley`` gives the exact value by retraining,
-    ``permutation_shapley`` with a ``truncation`` TMC Shapley, ``stratified_shapley`` K-subset Shapley. Each coalition
-    is trained once. All trainings start from the same weights: the module's current weights or, if the module is built
+    It maps masks, bool ``[K, n]``, to utilities, float64 ``[K]``. Pass it to any estimator of :mod:`flsv.functional`:
+    ``exact_shapley`` gives the exact value by retraining, ``permutation_shapley`` with a ``truncation`` TMC Shapley,
+    ``stratified_shapley`` K-subset Shapley. Each coalition is trained once, and its final model scored on the server's
+    validation set. All trainings start from the same weights: the module's current weights or, if the module is built
     only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
-    chance too. The model of the empty coalition is the untrained module. Models are scored on the server's validation
-    set.
+    chance too. The empty coalition's model is the untrained module.
 
     Args:
         trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
             ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
-        module: the module, of which copies are trained; it is not changed itself.
+        module: the module, of which copies are trained. It is not changed itself.
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, or a list of C of these three names, which
-            gives utilities ``[K, C]``; ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes; ``"auroc"``
-            or another name of :mod:`flsv.games.performance`; a name that the module logs; or a torchmetrics metric.
+            gives utilities ``[K, C]``. Also ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes,
+                ``"auroc"``
+            or another name of :mod:`flsv.games.performance`, a name that the module logs, or a torchmetrics metric.
         max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
             client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         ranks: the processes among which the trainings are divided, such as
-            ``flsv.engines.ranks.ranks_of_environment()``; each of them calls the utility with the same masks, and gets
-            all scores. Each process runs one training at a time.
+            ``flsv.engines.ranks.ranks_of_environment()``. Each of them calls the utility with the same masks, gets all
+            scores, and runs one training at a time.
         sampler: the sampler of the whole federation, of which each coalition gets its own, see
-            :meth:`flsv.sampling.ClientSampler.among`; None: all members of a coalition take part in every round.
+            :meth:`flsv.sampling.ClientSampler.among`. None: all members of a coalition take part in every round.
 
     Attributes:
         num_players: n, the number of clients.
         ranks, sampler: the arguments of the same names.
-        scores: ``{coalition: scores}`` of the coalitions trained so far; a coalition is the tuple of its members,
-            ascending.
+        scores: ``{coalition: scores}`` of the coalitions trained so far, by the ascending tuple of their members.
         seconds: ``{coalition: seconds}``, how long each coalition's training took.
-        initial: the ``state_dict`` from which all trainings start; None as long as it is not known.
-        model: ``[2, P]``, the model at the end of this process's last training, and the initial model; None before a
+        initial: the ``state_dict`` from which all trainings start, or None as long as it is not known.
+        model: ``[2, P]``, the model at the end of this process's last training, and the initial model, or None before a
             training.
 
     Raises:

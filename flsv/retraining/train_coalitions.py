@@ -1,8 +1,6 @@
 """Training of several coalitions with several seeds, and the values from them.
 
-``flsv retrain`` and :func:`flsv.retrain` use this algorithm. They differ in where fits take place. The utilities and
-outputs of coalitions whose training has ended are in a :class:`flsv.retraining.utility_store.UtilityStore`, and are not
-trained again.
+``flsv retrain`` and :func:`flsv.retrain` differ only in where fits take place.
 """
 
 from __future__ import annotations
@@ -34,38 +32,24 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Retrained:
-    """Coalitions that were trained with one or several seeds.
-
-    Args:
-        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
-        masks: bool ``[K, n]``, the coalitions.
-        seeds: the s seeds.
-        utilities: float64 ``[s, K, C]``, the utilities by C performance measures.
-        predicted: the values from predicted outputs; None: they follow from the utilities.
-    """
+    """Coalitions that were trained with s seeds."""
 
     which: Which
     masks: Tensor
     seeds: list[int]
+    # float64 [s, K, C], by C performance measures
     utilities: Tensor
+    # None: the values follow from the utilities.
     predicted: Predicted | None = None
 
     @property
     def rank_only(self) -> bool:
-        """Return whether the coalitions are too few for values to pay by: values from them only rank the clients, since
-        the other coalitions would change the amounts by a third."""
+        """Return whether values only rank the clients."""
+        # The other coalitions would change the amounts by a third.
         return self.which in RANKING_ONLY
 
     def values(self, measure: int = 0, without: int | None = None) -> dict[str, list[float]]:
-        """Compute clients' values, the ends of their intervals and their shares, ``{column: [n]}``.
-
-        Args:
-            measure: the index of the performance measure.
-            without: a seed that is left out; None: all seeds count.
-
-        Returns:
-            The columns ``value``, ``low``, ``high`` and ``share``; the shares are NaN if :attr:`rank_only`.
-        """
+        """Compute values, the ends of intervals and shares, ``{column: [n]}``, without one seed if asked."""
         kept = [place for place, seed in enumerate(self.seeds) if seed != without]
         if self.predicted is None:
             values, half = retrained_shapley(self.masks, self.utilities[kept, :, measure])
@@ -77,13 +61,7 @@ class Retrained:
         return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
 
     def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
-        """Compute :meth:`values` by one of several measures, and in further columns the shares by each measure and, by
-        this one, without each seed. There are no further columns if the coalitions only rank clients.
-
-        Args:
-            names: the names of the C performance measures.
-            metric: the name of the measure by which values and intervals are computed.
-        """
+        """Compute :meth:`values` by ``metric``, and shares by each measure and without each seed."""
         by, columns = names.index(metric), self.values(names.index(metric))
         if self.rank_only:
             return columns
@@ -96,12 +74,7 @@ class Retrained:
 
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
-    """Return the name under which fits return coalitions' outputs, if values are predicted from outputs; else nothing.
-
-    Args:
-        masks: bool ``[K, n]``, the coalitions to train.
-        measure: the performance measure. Several measures of a classifier share its outputs.
-    """
+    """Return the name under which outputs are stored, if values are predicted from them."""
     if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
         return ()
     if isinstance(measure, ModelScore):
@@ -113,16 +86,7 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
 def learn(
     store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
 ) -> None:
-    """Add to a store the coalitions that a run has trained after its last round, by fits that are the same as others.
-
-    Args:
-        store: the store.
-        run: the run's folder.
-        by: the names of the performance measures in the run's file, in the order of the store's.
-        outputs: the name under which the store keeps outputs; empty if it keeps none.
-        seeds: the seeds.
-        rounds: the number of rounds of a training.
-    """
+    """Add to a store the coalitions that a run has trained after its last round."""
     for seed in seeds:
         for members, values in trained_in(run, by, seed, rounds).items():
             if store.missing(seed, [members]):
@@ -132,28 +96,16 @@ def learn(
 
 def train_seeds(
     trainings: FitsInProcesses,
+    # [n], of the clients
     num_samples: Sequence[int],
     which: Which,
     first: int,
     seeds: int | None,
+    # Its coalitions are not trained, and others are added, also if some fail.
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train a set of coalitions with several seeds, each by a fit of its own, and compute the values.
-
-    Args:
-        trainings: the object that trains coalitions.
-        num_samples: ``[n]``, the clients' numbers of samples.
-        which: the name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
-        first: the first seed; the others are ``first + 1``, ``first + 2`` and so on.
-        seeds: the number of seeds; None: three.
-        store: the store of utilities and outputs. Coalitions that it contains are not trained; the others are added.
-        say: called with lines about the progress.
-
-    Raises:
-        ConfigurationError: the federation does not allow to train coalitions, or some trainings failed. The store then
-            contains the utilities of those that ended.
-    """
+    """Train a set of coalitions with the seeds ``first``, ``first + 1`` and so on, and compute the values."""
     which = "both" if which == "auto" else which
     masks = few_coalitions(len(num_samples), which)
     coalitions, trained = members_of(masks), range(first, first + (seeds or SEEDS))

@@ -1,7 +1,4 @@
-"""Training of coalitions, each by a fit of its own: those that a store lacks, wherever fits take place.
-
-``flsv retrain``, :func:`flsv.retrain` and :class:`flsv.metrics.ShadowShapley` train coalitions so.
-"""
+"""Training of the coalitions that a store lacks, wherever fits take place."""
 
 from __future__ import annotations
 
@@ -27,45 +24,32 @@ Order = TypeVar("Order")
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a coalition's fit, in the form in which :class:`flsv.retraining.utility_store.UtilityStore` takes it.
+    """Result of a coalition's fit, as a :class:`flsv.retraining.utility_store.UtilityStore` takes it."""
 
-    Args:
-        rows: ``{round: utilities}`` of the coalition's model.
-        empty: the utilities of the model before training, which is the empty coalition's model after every round.
-        start: a hash of the model before training.
-        model: ``[2, P]``, the trained model and the model before training; None if they were not requested.
-        rounding: the tolerances of the arithmetic in which the model was trained.
-        outputs: ``{performance: outputs}`` of the model after each round, ``[R, V, ...]``.
-    """
-
+    # The model's utilities by round.
     rows: Mapping[int, Row]
+    # The utilities before training, the empty coalition's after every round.
     empty: Row
+    # A hash of the model before training.
     start: str
+    # [2, P], the trained model and the one before training.
     model: Tensor | None = None
     rounding: Rounding = ROUNDINGS["float32"]
+    # By performance, after each round, [R, V, ...].
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Fits(Protocol):
-    """Protocol of objects that train coalitions by fits, in this process or others.
-
-    Attributes:
-        at_once: the number of fits that run at once.
-    """
+    """Protocol of objects that train coalitions by fits, ``at_once`` at a time."""
 
     at_once: int
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train each coalition by a fit of its own; when a fit has ended, yield the coalition with the result, or with
-        the error by which the fit failed."""
+        """Train each coalition, and yield it with its result or error when its fit has ended."""
 
 
 class FitsFailed(ConfigurationError):
-    """Error: some coalitions' fits have failed.
-
-    Args:
-        failed: ``{coalition: error}``.
-    """
+    """Error: some coalitions' fits have failed, ``{coalition: error}``."""
 
     def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
         reasons: dict[str, list[Members]] = {}
@@ -87,20 +71,7 @@ def train_fits(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Train the coalitions that a store lacks, each by a fit of its own.
-
-    Args:
-        fits: the object that trains coalitions.
-        num_samples: ``[n]``, the clients' numbers of samples, from which the costs of fits are estimated.
-        coalitions: the coalitions; the empty coalition is among them if its utilities are needed.
-        seed: the seed of the trainings.
-        store: the store of utilities, to which those of the trained coalitions are added; its ranks divide the fits.
-        say: called with a line about the progress whenever a coalition has been trained.
-
-    Raises:
-        FitsFailed: some fits failed. The store then contains the utilities of the others.
-        ConfigurationError: coalitions have started from different weights.
-    """
+    """Train the coalitions that a store lacks, each by a fit of its own, and add also if others fail."""
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
     wanted = [members for members in missing if members] or [(0,)][: len(missing)]
@@ -125,8 +96,7 @@ def train_fits(
 def _on_ranks(
     fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
 ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-    """Divide the coalitions among the ranks by ``costs``, train this rank's part, and yield the coalitions of all ranks
-    with their fits."""
+    """Divide the coalitions among the ranks by ``costs``, and yield those of all ranks with their fits."""
     if ranks.size == 1:
         yield from fits.fits(coalitions, seed)
         return
@@ -140,13 +110,7 @@ def _on_ranks(
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
 ) -> Iterator[tuple[Members, Found]]:
-    """Call ``train`` on this rank, exchange the results among all ranks, and yield the pairs of all ranks.
-
-    Args:
-        ranks: the processes that call this function.
-        train: a function that returns pairs of a coalition and its result. An error on one rank is raised on all.
-        about: a name of the exchange, for messages.
-    """
+    """Call ``train`` on this rank, and yield the pairs of all ranks, or raise any rank's error."""
     mine: dict[Members, Found] | Exception
     try:
         mine = dict(train())
@@ -170,15 +134,7 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
 ) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the pairs of ``found``, but none before the fit ``proof`` has been trained.
-
-    Args:
-        found: pairs of an order, or a coalition, and its fit.
-        proof: the order whose fit must succeed first; None: yield each pair at once.
-
-    Raises:
-        FitsFailed: the fit ``proof`` has failed.
-    """
+    """Yield the pairs of ``found``, but none before the fit ``proof`` has succeeded."""
     held: list[tuple[Order, Found | ChildFailed]] = []
     for order, fit in found:
         held.append((order, fit))

@@ -27,22 +27,10 @@ def _numbers(cell: str) -> list[float]:
 
 
 class UtilityStore:
-    """Utilities of trained coalitions: by seed, coalition and performance, or also by round.
+    """Utilities of trained coalitions, by seed, coalition and performance, or also by round.
 
     Each rank holds all utilities, and the first rank writes them. All rows of a coalition are written at once, so that
     a kill loses no coalition whose training has ended. Utilities that are not finite are held, but not written.
-
-    Args:
-        path: the file, see :class:`flsv.utilities.result_file.ResultFile`; None: nothing is written.
-        names: the names of the performance measures, which are columns of the file.
-        settings: all that the utilities depend on, except the seed. A file with other settings is refused.
-        rounds: the rounds after which each coalition has utilities; by default only one entry, after training.
-        ranks: the processes that each have a copy of the store, and among which trainings are divided.
-        outputs: the performances of which coalitions' outputs are stored, too, in a folder beside the file.
-        anew: whether a file with other settings is replaced instead of refused.
-
-    Raises:
-        ConfigurationError: the file has other settings, or is not a file of utilities.
 
     Example:
         >>> import tempfile
@@ -53,21 +41,19 @@ class UtilityStore:
         seed,coalition,accuracy
         0,0+2,0.75
         <BLANKLINE>
-        >>> store = UtilityStore(path, ["accuracy"], {"rounds": 5})
-        >>> store.table(0, torch.tensor([[True, False, True]]))
-        tensor([[0.7500]], dtype=torch.float64)
-        >>> store.missing(0, [(0, 2), (1,)])
-        [(1,)]
     """
 
     def __init__(
         self,
         path: Path | None,
         names: Sequence[str],
+        # All that the utilities depend on, except the seed. A file with others is refused, or replaced if anew.
         settings: Mapping[str, Any] | None = None,
         *,
+        # After which each coalition has utilities.
         rounds: Sequence[int] = (LAST,),
         ranks: Ranks = ALONE,
+        # The performances of which outputs are stored, in a folder beside the file.
         outputs: Collection[str] = (),
         anew: bool = False,
     ) -> None:
@@ -99,7 +85,7 @@ class UtilityStore:
         return {members for of, members, _ in self._known if of == seed}
 
     def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
-        """Return those of ``coalitions`` that lack utilities after at least one of the rounds, each once, in order."""
+        """Return the distinct ``coalitions`` that lack utilities after at least one round."""
         distinct = dict.fromkeys(coalitions)
         return [
             each
@@ -109,59 +95,36 @@ class UtilityStore:
         ]
 
     def outputs(self, seed: int, members: Members, name: str) -> Tensor:
-        """Return the outputs ``[R, V, ...]`` of a coalition's model after each of the R rounds.
-
-        Raises:
-            KeyError: they are not stored.
-        """
+        """Return a coalition's outputs ``[R, V, ...]`` after each round, or raise KeyError."""
         return self._outputs[seed, members][name]
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:
-        """Return the outputs ``[V, ...]`` of a coalition's model after the last round; None if they are not stored."""
+        """Return a coalition's outputs ``[V, ...]`` after the last round, or None."""
         return next((outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None)
 
     def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
-        """Read the outputs of a coalition; a file that is missing, or of other rounds, has none."""
+        """Read a coalition's outputs, none if the file is missing or of other rounds."""
         assert self._folder is not None
         kept = read_outputs(self._folder, seed, members)
         return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
-        """Return a text that says how many of the distinct ``coalitions`` have utilities for a seed."""
+        """Return a text that says how many of the distinct ``coalitions`` have utilities."""
         return f"seed {seed}: {len(coalitions) - len(self.missing(seed, coalitions))} of {len(coalitions)} coalitions"
 
     def rows(self, seed: int, members: Members) -> list[Row]:
-        """Return a coalition's utilities after each of the rounds.
-
-        Raises:
-            KeyError: utilities after one of the rounds are missing.
-        """
+        """Return a coalition's utilities after each round, or raise KeyError."""
         return [self._known[seed, members, index] for index in self._rounds]
 
     def table(self, seed: int, masks: Tensor) -> Tensor:
-        """Return the utilities after training of K coalitions by C performances, float64 ``[K, C]``.
-
-        Args:
-            seed: the seed of the trainings.
-            masks: bool ``[K, n]``, the coalitions.
-
-        Raises:
-            KeyError: a coalition has no utilities.
-        """
+        """Return K coalitions' utilities after training, float64 ``[K, C]``, or raise KeyError."""
         rows = [self._known[seed, members, LAST] for members in members_of(masks)]
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(
         self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add a coalition's utilities, in memory and, if they are finite, to the file; and its outputs.
-
-        Args:
-            seed: the seed of the coalition's training.
-            members: the coalition.
-            rows: ``{round: utilities}``, with the utilities in the order of ``names``.
-            outputs: ``{performance: outputs [R, V, ...]}``; None: there are none.
-        """
+        """Add a coalition's utilities by round, in the order of ``names``, and its outputs ``[R, V, ...]``."""
         kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
         if kept:
             self._outputs[seed, members] = kept
@@ -174,7 +137,7 @@ class UtilityStore:
             self._file.add(self._cells(seed, members, index, row) for index, row in rows.items())
 
     def sort(self) -> None:
-        """Write the file again with sorted rows, so that it does not depend on the order in which trainings ended."""
+        """Write the file with sorted rows, whatever the order in which trainings ended."""
         if self._file is not None and self._known:
             ordered = sorted(self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:]))
             self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))
@@ -185,12 +148,12 @@ class UtilityStore:
 
 
 def outputs_file(seed: int, members: Members) -> str:
-    """Return the name of the file with a coalition's outputs, in the folder beside the utilities."""
+    """Return the name of the file with a coalition's outputs."""
     return f"{seed}_{members_text(members)}.pt"
 
 
 def read_outputs(folder: Path, seed: int, members: Members) -> Mapping[str, Tensor]:
-    """Read a coalition's outputs ``{performance: outputs [R, V, ...]}`` from a folder; empty if there is no file."""
+    """Read a coalition's outputs ``[R, V, ...]`` by performance, empty if there is no file."""
     path = folder / outputs_file(seed, members)
     return torch.load(path, weights_only=True) if path.is_file() else {}  # type: ignore[no-any-return]
 

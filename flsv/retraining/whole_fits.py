@@ -1,8 +1,4 @@
-"""WholeFits: trains coalitions as federations of their own after a run, each by a fit from the run's initial state.
-
-The module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own fit. The
-coalition of all clients is trained in the same way, and must come to the federation's own model.
-"""
+"""WholeFits: trains coalitions after a run, each by a fit from the run's initial state."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ COALITIONS = "coalitions.csv"
 
 
 def called(measure: str | ModelScore) -> str:
-    """Return the name of a performance measure in the file of coalitions' utilities.
+    """Return a performance measure's name in the file of coalitions' utilities.
 
     Example:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
@@ -43,18 +39,7 @@ def called(measure: str | ModelScore) -> str:
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
-    """Read the final utilities of coalitions that were trained after a run.
-
-    Args:
-        folder: the run's folder.
-        by: the names of the performance measures, see :func:`called`.
-        seed: the seed of the trainings to read.
-        rounds: the number of rounds after which utilities are read.
-
-    Returns:
-        ``{members: utilities}``, with the utilities in the order of ``by``. It is empty if there is no file, or if the
-        file has no such measures, seed or round.
-    """
+    """Read the utilities ``by`` measure of coalitions that were trained after a run, or nothing."""
     path = folder / COALITIONS
     lines = whole_lines(path)[1:2] if path.is_file() else []
     if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
@@ -65,9 +50,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition once more, from nudged weights if ``nudged``, for :func:`flsv.retraining.proof.difference`.
-
-    Return its models ``[P]`` before and after training, or None if the training has failed."""
+    """Train a coalition once more, and return its models ``[P]`` before and after, or None if that fails."""
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
@@ -77,23 +60,7 @@ class Unproved(ConfigurationError):
 
 
 class WholeFits:
-    """Object that trains coalitions after a run by fits from the run's initial state, and checks these fits.
-
-    The coalition of all clients is trained for one round first. No fit is yielded before its model has been found equal
-    to the run's after its first round. See :class:`flsv.retraining.train_fits.Fits`.
-
-    Args:
-        way: the object that trains coalitions, in forks or fresh processes.
-        num_clients: n, the number of clients.
-        initial: the module's ``state_dict`` before the first round.
-        rounds: the indices of the rounds after which models are measured, ascending; a coalition trains until the last
-            of these rounds.
-        first: ``[P]``, the run's own model after its first round; None: it is not known, and nothing is compared.
-        rounding: the tolerances of the run's arithmetic.
-
-    Raises:
-        Unproved: in :meth:`fits`: the coalition of all clients comes to another model than the run.
-    """
+    """Object that trains coalitions after a run by fits, and yields none before the run's own model is reached."""
 
     at_once = 1  # of the ranks of a run, each trains one coalition at a time
 
@@ -102,7 +69,9 @@ class WholeFits:
         way: CoalitionFits,
         num_clients: int,
         initial: dict[str, Any],
+        # After which models are measured, ascending. A coalition trains until the last.
         rounds: Sequence[int],
+        # [P], the run's own model after its first round. None: nothing is compared.
         first: Tensor | None,
         rounding: Rounding,
     ) -> None:
@@ -120,9 +89,7 @@ class WholeFits:
     def _trained(
         self, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions of ``proof`` and ``orders``; yield each order with its result or error.
-
-        If the model of ``proof`` is not equal to the run's at once, its pair comes last, after :meth:`_prove`."""
+        """Train ``proof`` and ``orders``, and yield a doubted ``proof`` last, after :meth:`_prove`."""
         doubted = None
         for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None
@@ -136,8 +103,7 @@ class WholeFits:
             yield proof, doubted
 
     def _prove(self, found: FitResult, order: FitOrder) -> None:
-        """Raise Unproved if rounding does not explain why the model of ``found``, the result of ``order`` with all
-        clients, differs from the run's model."""
+        """Raise Unproved if rounding does not explain the difference from the run's model."""
         assert self._first is not None
         again = partial(trained_again, self._way, order)
         share = difference(found.last, self._first, found.start, again, self._rounding)

@@ -1,9 +1,7 @@
 """RowTraining: trains many models of one structure at once, as rows of stacked tensors.
 
-A row is one of these models. One call computes the gradients of all rows (:mod:`flsv.training.rows.row_step`); the
-module's own optimizer then steps on the stacked parameters, which for an elementwise optimizer is the same as one
-optimizer per row. The results equal those of training one model after the other up to rounding, since batched kernels
-sum in another order. Each row is a client's model, on the client's own batches.
+For an elementwise optimizer a step on the stacked parameters is the same as one optimizer per row. The results equal
+those of training one model after the other up to rounding, since batched kernels sum in another order.
 """
 
 from __future__ import annotations
@@ -30,23 +28,7 @@ ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam
 
 
 class RowTraining:
-    """Training of m models of one structure at once. Each model is a row, an index along the first dimension, of
-    stacked tensors ``[m, ...]``.
-
-    Args:
-        module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must not
-            read a tensor's values (``.item()``), and may change nothing in the module but buffers.
-        optimizer: an elementwise optimizer (:func:`is_elementwise`) of the module's parameters; its class and options
-            are used, its state is not changed.
-        clip: a function that clips stacked gradients in place before a step, see :func:`clipping`; None: no clipping.
-        frozen: names of parameters that are not trained, such as parameters without a gradient, or parameters that have
-            no entry in ``states`` of :meth:`train`.
-
-    Attributes:
-        module: the module.
-        optimizer: the optimizer.
-        frozen: names of parameters that are not trained.
-        states: parameters and buffers of the rows in training, ``[m, ...]`` by name.
+    """Training of m models of one structure at once, as rows of stacked tensors ``[m, ...]``.
 
     Example:
         >>> class Line(nn.Linear):
@@ -64,9 +46,13 @@ class RowTraining:
 
     def __init__(
         self,
+        # Its training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
+        # nothing in the module but buffers.
         module: nn.Module,
+        # Elementwise. Its class and options are used, and its state is not changed.
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
+        # Names of parameters that are not trained, such as those without an entry in train's states.
         frozen: Collection[str] = (),
     ) -> None:
         self.module, self.optimizer, self.frozen = module, optimizer, frozenset(frozen)
@@ -79,16 +65,7 @@ class RowTraining:
         self.states: State = {}
 
     def train(self, states: State, batches: GivenBatches) -> tuple[State, Tensor]:
-        """Train m rows, each on its batches.
-
-        Args:
-            states: the rows' parameters and buffers by name, ``[m, ...]``; they may be overwritten. For a parameter or
-                buffer without an entry all rows use the module's own, which steps must not change.
-            batches: the batches of each row, in the order of the rows.
-
-        Returns:
-            The rows' parameters and buffers after training, and each row's mean loss, ``[m]``.
-        """
+        """Train m rows, each on its batches, and return their states and mean losses ``[m]``."""
         first = next(iter(states.values()))
         # Rows with more batches come first, so that the rows that still train are always the first ones.
         order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
@@ -96,6 +73,7 @@ class RowTraining:
         index = None if order == sorted(order) else torch.tensor(order, device=first.device)
         stacked = states if index is None else _rows(states, index)
         losses = torch.zeros(len(order), device=first.device)
+        # For a name without an entry in states all rows use the module's own, which steps must not change.
         self.begin(stacked)
         try:
             for step in range(lengths[0]):
@@ -112,11 +90,7 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def begin(self, states: State) -> None:
-        """Set the models (rows) that the next steps train, with a fresh state of their optimizer.
-
-        Args:
-            states: the rows' parameters and buffers by name, ``[m, ...]``, which training changes in place.
-        """
+        """Set the rows that the next steps train in place, with a fresh optimizer state."""
         self.states = states
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
 
@@ -126,28 +100,14 @@ class RowTraining:
         del self._stacked
 
     def take(self, gradients: State, active: int | None = None) -> None:
-        """Let the optimizer step on the rows, with the options (learning rate) that the module's optimizer has now.
-
-        Args:
-            gradients: gradients of these rows by parameter name; ``clip`` changes them in place.
-            active: step on the first ``active`` rows only; None: on all rows.
-        """
+        """Let the optimizer step on the first ``active`` rows, with the module's optimizer's options now."""
         self._stacked.follow(self.optimizer)
         if self._clip is not None:
             self._clip(gradients)
         self._stacked.step(active, gradients)
 
     def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
-        """Compute the gradients of the rows that still have batches; batches of one size are computed together.
-
-        Args:
-            now: parameters and buffers of these rows by name; buffers are updated in place.
-            given: for each size of batches, the positions of the rows whose batch has it, and their stacked batches.
-            losses: the rows' losses so far, to which this step's losses are added in place.
-
-        Returns:
-            The gradients of these rows by parameter name.
-        """
+        """Compute the gradients of rows that still have batches, and add to ``losses`` and buffers in place."""
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
@@ -167,13 +127,7 @@ class RowTraining:
 
 
 def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
-    """Convert m models from vectors into stacked parameters and buffers ``[m, ...]`` by name.
-
-    Args:
-        space: the map between the module and its vectors ``[P]``.
-        module: the module; its buffers that vectors do not hold, such as counters, are copied to every row.
-        models: ``[m, P]``, the models.
-    """
+    """Convert models ``[m, P]`` into stacked parameters and buffers ``[m, ...]`` by name."""
     held = dict([*module.named_parameters(), *module.named_buffers()])
     states = {name: tensor.to(held[name].dtype, copy=True) for name, tensor in space.unflatten(models).items()}
     rest = {name: tensor for name, tensor in module.named_buffers() if name not in states}
@@ -181,31 +135,20 @@ def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State
 
 
 def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
-    """Convert m models from stacked parameters and buffers into vectors ``[m, P]``: the inverse of ``states_of``.
-
-    Args:
-        space: the map between the module and its vectors ``[P]``.
-        states: parameters and buffers ``[m, ...]`` by name.
-        like: a tensor of the vectors' dtype and device.
-    """
+    """Convert stacked parameters and buffers into vectors ``[m, P]``."""
     return torch.cat([states[name].flatten(1).to(like) for name in space.names], 1)
 
 
 def _rows(states: State, index: Tensor) -> State:
-    """Return copies of the models at the indices ``index``, out of stacked tensors by name."""
+    """Return copies of the models at the indices ``index``."""
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models, sorted by their numbers of steps: models at the end stop stepping first.
-
-    Args:
-        like: optimizer of one model, whose class and options are copied.
-        groups: for each parameter group of ``like``, the names of the parameters to train.
-        stacked: the models' parameters and buffers ``[m, ...]`` by name; parameters are changed in place.
-    """
+    """Optimizer of m stacked models, sorted so that those at the end stop stepping first."""
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
+        # groups: the names of the parameters to train, for each parameter group of like
         self._stacked, self._groups = stacked, groups
         self._active = len(next(iter(stacked.values())))
         self._views = self._of(self._active)
@@ -218,13 +161,7 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int | None, gradients: State) -> None:
-        """Take an optimizer step.
-
-        Args:
-            active: step on the first ``active`` models only, now and later, since the other models have taken all their
-                steps; None: on as many as in the last step.
-            gradients: gradients ``[active, ...]`` by parameter name.
-        """
+        """Step on the first ``active`` models, now and later, or on as many as before."""
         if active is not None and active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
@@ -232,7 +169,7 @@ class StackedOptimizer:
         self._optimizer.step()
 
     def follow(self, like: Optimizer) -> None:
-        """Copy the options that schedulers change, such as the learning rate, from the optimizer ``like``."""
+        """Copy the options that schedulers change, such as the learning rate."""
         for group, theirs in zip(self._optimizer.param_groups, like.param_groups):
             group.update({name: value for name, value in theirs.items() if name in SCHEDULED})
 
@@ -254,18 +191,12 @@ class StackedOptimizer:
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is one of torch's that are known to step entry by entry (:data:`ELEMENTWISE`)."""
+    """Return whether an optimizer is known to step entry by entry (:data:`ELEMENTWISE`)."""
     return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
 
 
 def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
-    """Return a function that clips the gradients of m stacked models as a trainer clips the gradients of one model.
-
-    The function takes gradients ``[m, ...]`` by parameter name and clips them in place.
-
-    Returns:
-        The function, or None if the trainer does not clip.
-    """
+    """Return a function that clips each row's gradients ``[m, ...]`` in place as a trainer does, or None."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
@@ -273,12 +204,7 @@ def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
 
 
 def clip(gradients: State, limit: float) -> None:
-    """Clip the norm of every model's gradients, in place, as ``torch.nn.utils.clip_grad_norm_`` does for one model.
-
-    Args:
-        gradients: gradients ``[m, ...]`` of m stacked models by parameter name.
-        limit: the largest norm of one model's gradients.
-    """
+    """Clip the norm of every model's gradients ``[m, ...]``, in place."""
     squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
     factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
@@ -291,13 +217,7 @@ def _clip_values(gradients: State, limit: float) -> None:
 
 
 class GivenBatches:
-    """The batches of several clients, each with batches of its own; batches of the same size are stacked.
-
-    Args:
-        given: for each client, the list of its batches.
-
-    Attributes:
-        lengths: each client's number of batches.
+    """The batches of several clients, of which those of the same size are stacked.
 
     Example:
         >>> many = GivenBatches([[torch.zeros(4, 2)], [torch.ones(4, 2), torch.ones(1, 2)], [torch.ones(3, 2)]])
@@ -309,19 +229,7 @@ class GivenBatches:
         self._given, self.lengths = given, [len(batches) for batches in given]
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        """Yield batch number ``step`` of each client in ``clients``. Batches of one size are stacked; none is padded.
-
-        Args:
-            clients: the clients, as indices into the list of batches.
-            step: the index of the batch.
-
-        Yields:
-            For each size, the positions within ``clients`` of the clients whose batch has this size, and their stacked
-            batches.
-
-        Raises:
-            ConfigurationError: batches hold other objects than tensors.
-        """
+        """Yield the positions and stacked batches of ``clients`` at a step, for each size of batch."""
         flat = [tree_flatten(self._given[client][step]) for client in clients]
         shapes = [tuple(map(_shape, leaves)) for leaves, _ in flat]
         for shape in dict.fromkeys(shapes):
@@ -331,7 +239,7 @@ class GivenBatches:
 
 
 def _shape(leaf: Any) -> Any:
-    """Return the shape of one tensor of a batch, or raise ConfigurationError if it is not a tensor."""
+    """Return the shape of one tensor of a batch, or raise ConfigurationError."""
     if not isinstance(leaf, Tensor):
         raise ConfigurationError(
             f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '

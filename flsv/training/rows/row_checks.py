@@ -1,4 +1,4 @@
-"""Checks, from a fit's settings, hooks and optimizer, whether models can be trained as rows of one batched model.
+"""Checks, from settings, hooks and optimizer, whether models can be trained as rows.
 
 :mod:`flsv.training.rows.row_trial` then tries the training steps.
 """
@@ -60,17 +60,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
-    """Explain why models of a fit cannot be trained at once as rows of one batched model (stacked tensors).
-
-    Args:
-        trainer: the trainer, with its optimizers set up.
-        algorithm: the loop's ``client_algorithm``.
-        optimizer_state: the loop's ``optimizer_state``.
-
-    Returns:
-        The reason and the remedy, for an error message; None if no reason is found. Then only a trial of a few steps
-        can show whether the rows train like single models, see :mod:`flsv.training.rows.row_trial`.
-    """
+    """Return why a fit's models cannot be trained as rows, and the remedy, or None if only a trial can tell."""
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
     if optimizer_state != "reset":
@@ -89,7 +79,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
 
 
 def _not_by_optimizer(trainer: L.Trainer) -> str | None:
-    """Return why the optimizers prevent the training of stacked models, and the remedy; None if they do not."""
+    """Return why the optimizers prevent it, and the remedy, or None."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
@@ -105,7 +95,7 @@ def _not_by_optimizer(trainer: L.Trainer) -> str | None:
 
 
 def _not_by_hooks(trainer: L.Trainer) -> str | None:
-    """Return why hooks or embeddings prevent the training of stacked models, and the remedy; None if they do not."""
+    """Return why hooks or embeddings prevent it, and the remedy, or None."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     embeddings = (
         (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -122,17 +112,7 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
 
 
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
-    """Find the callbacks of a trainer that define one of ``hooks``, and may thus change the training.
-
-    Hooks that flsv's own callbacks or the callbacks in :data:`OF_THE_RUN` define change nothing, and are left out.
-
-    Args:
-        trainer: the trainer.
-        hooks: names of the hooks to look for.
-
-    Yields:
-        For each such callback: the callback, and the names of these hooks.
-    """
+    """Yield the callbacks that may change the training, with those of ``hooks`` that they define."""
     for callback in callbacks_of(trainer):
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
@@ -140,7 +120,7 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:
-    """Return whether a callback does not define ``hook``, or its hook is known not to change the training."""
+    """Return whether a callback's ``hook`` is missing, or known not to change the training."""
     if not is_overridden(hook, callback, L.Callback):
         return True
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)

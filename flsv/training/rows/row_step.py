@@ -1,16 +1,7 @@
 """RowStep: losses and gradients of many models at once, as rows of stacked tensors.
 
-A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. If only linear layers are trained,
-as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` computes the losses only, and autograd
-differentiates the sum of the losses by the stacked parameters, since no model's loss depends on another model. This
-saves the cost of a transformed backward pass per operation, which dominates for small models. Linear layers with
-weights W and inputs x then multiply as ``W x^T``: for few outputs this batched product takes little more than half the
-time of ``x W^T``. This way is not taken for convolutions, whose batched backward pass in autograd is slower, or for
-recurrent layers, which do not have one.
-
-Every step is traced anew, so that it sees the module's present attributes and the epoch; compiling it takes longer than
-it saves. Within such steps a module must neither store values in its attributes nor read a
-single client's values from the trainer: :class:`Watch` and :func:`pure_step` detect both.
+A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``, traced anew, so that it sees the
+module's present attributes and the epoch. Compiling it takes longer than it saves.
 """
 
 from __future__ import annotations
@@ -41,8 +32,7 @@ State = dict[str, Tensor]
 
 
 class BatchIndex:
-    """Stand-in for ``batch_idx`` that raises an error when it is read, because clients are at different batches at a
-    time."""
+    """Stand-in for ``batch_idx`` that must not be read, as clients are at different batches."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -55,18 +45,14 @@ class BatchIndex:
 
 
 def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
-    """Return the arguments of ``training_step``: the batch, and ``batch_idx`` if the module's method takes it."""
+    """Return the arguments of ``training_step``, with ``batch_idx`` if it takes it."""
     hook: Any = module.training_step
     takes = is_param_in_hook_signature(hook, "batch_idx", min_args=2)
     return (batch, batch_idx) if takes else (batch,)
 
 
 def training_loss(outputs: Any) -> Tensor:
-    """Return the loss, a scalar, from the value that ``training_step`` returned.
-
-    Raises:
-        ConfigurationError: the value holds no loss, or the loss is not one number.
-    """
+    """Return the loss, a scalar, from the value that ``training_step`` returned."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
@@ -74,12 +60,13 @@ def training_loss(outputs: Any) -> Tensor:
     return loss.reshape(())
 
 
+# If only linear layers are trained, as in softmax regressions and MLPs, vmap computes the losses only, and autograd
+# differentiates their sum, since no model's loss depends on another model. This saves the cost of a transformed
+# backward pass per operation, which dominates for small models. Weights W and inputs x then multiply as W x^T: for few
+# outputs this batched product takes little more than half the time of x W^T. Convolutions have a slower batched
+# backward pass in autograd, and recurrent layers none.
 class RowStep:
-    """Function that computes the losses and gradients of m stacked models.
-
-    Args:
-        module: the module whose ``training_step`` computes the loss of one model.
-        trained: names of the parameters to differentiate by.
+    """Function that computes the gradients by ``trained`` parameters, and the losses, of m stacked models.
 
     Example:
         >>> class Line(nn.Linear):
@@ -99,37 +86,28 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether all trained parameters belong to linear layers and autocast is off. (Autocast would round a
-        product of stacked weights differently from a product of one layer's weights.)"""
+        """Return whether all trained parameters belong to linear layers, without autocast."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
+        # Autocast would round a product of stacked weights differently from a product of one layer's weights.
         rounded = any(map(torch.is_autocast_enabled, devices))
         return not rounded and all(name.rpartition(".")[0] in linear for name in self._trained)
 
     @cached_property
     def _of_many(self) -> Any:
-        """Return :meth:`_of_one`, with ``vmap`` over models; with gradients, unless only linear layers are trained."""
+        """Return :meth:`_of_one` with ``vmap`` over models, and with gradients unless :attr:`_linear`."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         return vmap(of_one, 0, randomness="error")
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Compute the gradients and losses of m models, each on its own batch.
-
-        Args:
-            states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
-                use the module's own. Buffers are updated in place.
-            batch: a nested structure of tensors ``[m, B, ...]``.
-
-        Returns:
-            Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
-        """
+        """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
         gradients, losses, after = self._derive(states, batch)
         for name, tensor in after.items():
             states[name].copy_(tensor)
         return gradients, losses
 
     def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
-        """Return gradients by name, losses ``[m]``, and the updated buffers by name; ``states`` is not changed."""
+        """Return gradients by name, losses ``[m]``, and the updated buffers by name."""
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
@@ -144,13 +122,7 @@ class RowStep:
         return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
-        """Return the loss of one model on one batch, and its updated buffers.
-
-        Args:
-            trained: the model's trained parameters, in the order of the names given to the constructor.
-            rest: the model's other parameters and buffers by name; those without an entry are the module's own.
-            batch: the batch.
-        """
+        """Return the loss of one model on one batch, and its updated buffers."""
         # Tensors that are changed in place within a torch.func transformation must be made within it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
         held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
@@ -174,8 +146,7 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return ``{name in module: names in _Stepped(module)}`` for each parameter and buffer; tied weights have several
-    names. A layer that is registered under several names counts once."""
+    """Return ``{name in module: names in _Stepped(module)}``, several for tied weights."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -186,7 +157,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers compute x W^T + b as (W x^T)^T + b, which is faster for stacked weights W."""
+    """Mode in which linear layers compute (W x^T)^T + b, which is faster for stacked W."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -202,14 +173,7 @@ class _WeightFirst(TorchFunctionMode):
 
 @contextmanager
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
-    """Allow training steps of many stacked models within this context, in the trainer's precision.
-
-    Within it, steps do not log, torchmetrics do not count, and access to attributes of the trainer that belong to a
-    single client is an error.
-
-    Raises:
-        NotBatched: torch.func cannot compute a step, or a step reads a refused attribute.
-    """
+    """Allow steps of stacked models within this context, in the trainer's precision, without logs."""
     module = trainer.lightning_module
     with refusing(module), pure_step(module), _uncounted(module), trainer.precision_plugin.train_step_context():
         yield
@@ -217,8 +181,7 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def purely(module: nn.Module) -> Iterator[None]:
-    """Check that the code within this context has no effects that stacked models would share: raise NotBatched if it
-    fails (except for lack of memory), changes the module's attributes, or draws random numbers."""
+    """Raise NotBatched if the code within fails, changes the module's attributes, or draws random numbers."""
     watch = Watch(module)
     with refusing(module, (Exception,)):
         yield
@@ -228,14 +191,7 @@ def purely(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of torch.func and ConfigurationErrors within this context into NotBatched.
-
-    Other errors, and any lack of memory, are raised unchanged.
-
-    Args:
-        module: the module, for the message.
-        errors: further types of errors that are turned into NotBatched.
-    """
+    """Turn errors of torch.func, ConfigurationErrors and ``errors`` into NotBatched, but no lack of memory."""
     try:
         yield
     except Exception as error:
@@ -252,11 +208,7 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
 
 
 class NotBatched(ConfigurationError):
-    """Error: a module's training steps cannot be batched.
-
-    Attributes:
-        reason: the reason, a part of the message.
-    """
+    """Error: a module's training steps cannot be batched, for a ``reason``."""
 
     reason = ""
 
@@ -279,7 +231,7 @@ _OF_ONE_CLIENT = frozenset(
 
 
 class _ManyClients:
-    """Stand-in for a trainer that refuses access to the attributes that belong to one client."""
+    """Stand-in for a trainer that refuses attributes of one client."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
@@ -294,7 +246,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Let a module's torchmetrics do nothing and return 0 within this context, since their states cannot be stacked."""
+    """Let a module's torchmetrics return 0 within this context, since their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
@@ -315,8 +267,7 @@ def _always(answer: Any, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Drop the values that ``training_step`` logs within this context, and refuse access to the attributes of the
-    trainer that belong to one client."""
+    """Drop what ``training_step`` logs, and refuse the trainer's attributes of one client."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):
@@ -338,18 +289,14 @@ _WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModu
 
 
 class Watch:
-    """Snapshot of a module's attributes and of the global random generators, to detect changes by later steps.
-
-    Args:
-        module: the module whose steps are watched.
-    """
+    """Snapshot of a module's attributes and of the global generators, to detect changes."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._before, self._drawn = dict(self._kept()), _random_states()
 
     def changed(self) -> str:
-        """Return a description of the changes since the snapshot, for an error message; empty if there are none."""
+        """Return a description of the changes since the snapshot, or an empty one."""
         if drawn := [name for name, state in _random_states().items() if state != self._drawn[name]]:
             return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
         before, now = self._before, dict(self._kept())
@@ -358,7 +305,7 @@ class Watch:
         return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name of each attribute of the module and its layers, and the attribute's :func:`_mark`."""
+        """Yield the name and :func:`_mark` of each attribute of the module's layers."""
         for prefix, layer in self._module.named_modules():
             for name, value in vars(layer).items():
                 if name == "_buffers" and isinstance(value, dict):
@@ -368,12 +315,7 @@ class Watch:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    """Return a fingerprint of a value: it differs from an earlier one if the value, or an object in it, has changed.
-
-    Args:
-        value: the value of an attribute.
-        depth: the depth to which objects, lists and dictionaries in the value are compared.
-    """
+    """Return a fingerprint of a value, and of the objects in it to a ``depth``."""
     kind = type(value).__name__, id(value)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return repr(value)
@@ -391,7 +333,7 @@ def _mark(value: Any, depth: int) -> Any:
 
 
 def _checksum(array: Any) -> int | None:
-    """Return a checksum of a NumPy array; None if it holds Python objects."""
+    """Return a checksum of a NumPy array, or None if it holds Python objects."""
     return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 

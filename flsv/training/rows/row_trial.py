@@ -1,7 +1,6 @@
-"""Trial, before the first round, of the training of models as rows of one batched model.
+"""Trial, before the first round, of the training of models as rows.
 
-The module trains on a few batches of a client twice: as the Trainer would train it, and as one of two rows. Afterwards
-the module and the random state are restored; the fit's optimizers and trainer are only read.
+The module trains on a few batches of a client twice, as the Trainer would train it, and as one of two rows.
 """
 
 from __future__ import annotations
@@ -45,23 +44,10 @@ def try_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
+    # Names that are equal in all rows, so that one copy serves all.
     unstacked: Collection[str] = (),
 ) -> set[str]:
-    """Train a trainer's module on a client's first batches, as usual and as two rows of one batched model, compare the
-    results, and restore the module.
-
-    Args:
-        trainer: the trainer, with its optimizers set up and its data assigned to clients.
-        space: the map between the module and its vectors ``[P]``.
-        seed: the run's seed.
-        unstacked: names of parameters and buffers that are equal in all rows, so that one copy serves all.
-
-    Returns:
-        Names of the parameters that have no gradient.
-
-    Raises:
-        NotBatched: the module cannot be trained as rows, or the results differ; see its ``reason``.
-    """
+    """Raise NotBatched unless rows train as usual, and return the names of parameters without a gradient."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         own = _stand_in(trainer)
@@ -90,10 +76,7 @@ def try_rows(
 
 
 def _stand_in(trainer: L.Trainer) -> L.Trainer:
-    """Return a stand-in for a trainer, with its module and a copy of its optimizer.
-
-    The copied optimizer has the schedules' base learning rates: at a learning rate of 0 (warm-up) a trial would find no
-    differences."""
+    """Return a stand-in for a trainer, with its module and a copy of its optimizer."""
     own = stand_in(trainer, trainer.lightning_module)
     same = {id(each): each for each in trainer.lightning_module.parameters()}
     own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
@@ -103,7 +86,7 @@ def _stand_in(trainer: L.Trainer) -> L.Trainer:
 
 
 def _nudged(start: Mapping[str, Tensor], rounding: Rounding) -> dict[str, Tensor]:
-    """Return the weights ``start`` with random changes as large as the precision's rounding; integers do not change."""
+    """Return ``start`` with random changes as large as the precision's rounding."""
     return {
         name: rounding.nudged(tensor.flatten()).view_as(tensor) if tensor.is_floating_point() else tensor
         for name, tensor in start.items()
@@ -117,15 +100,7 @@ def _compare_models(
     start: Mapping[str, Tensor],
     rounding: Rounding,
 ) -> None:
-    """Raise NotBatched if the first row differs from the ordinarily trained model by more than rounding explains.
-
-    Args:
-        module: the fit's module.
-        rows: the two rows after training, by name ``[2, ...]``.
-        model: the ordinarily trained model, by name ``[...]``.
-        start: the weights before training, by name ``[...]``.
-        rounding: the rounding of the trainer's precision.
-    """
+    """Raise NotBatched if the first of ``rows`` differs from ``model`` by more than rounding explains."""
     way = _norm(model[name] - tensor for name, tensor in start.items())
     rounded = rounding.steps * way
     if rounding.is_coarse:
@@ -150,13 +125,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
-    """Return the first training batches of the first client that has samples, as ``training_step`` gets them.
-
-    Args:
-        trainer: the fit's trainer, with its data module.
-        own: the stand-in of the trainer, which transfers the batches.
-        seed: the run's seed.
-    """
+    """Return the first batches of the first client with samples, as ``training_step`` gets them."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
     # A generator, which Iterable.__iter__ need not be.
@@ -165,18 +134,7 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
 
 
 def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train a trainer's module on batches, one step per batch, as the Trainer would.
-
-    Args:
-        trainer: the stand-in of the trainer.
-        given: the batches.
-
-    Returns:
-        The loss of each batch, and the names of the parameters that have no gradient.
-
-    Raises:
-        NotBatched: a step fails, or the parameters that have no gradient differ between batches.
-    """
+    """Train on one batch after the other, and return losses and the names of parameters without a gradient."""
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
@@ -200,16 +158,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
 ) -> None:
-    """Raise NotBatched if a result of training rows differs from the result of ordinary training by more than rounding.
-
-    Args:
-        module: the fit's module.
-        name: the name of the result, for the message.
-        batched: the result of training rows.
-        ordinary: the result of ordinary training.
-        allowed: the relative and the absolute tolerance.
-        rounded: a Euclidean distance that is tolerated, too, since rounding may cause it.
-    """
+    """Raise NotBatched if a result differs by more than ``allowed``, or a distance ``rounded``."""
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     if float((batched - ordinary).float().norm()) <= rounded:
