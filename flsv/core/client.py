@@ -145,7 +145,8 @@ class NoAnswer(RuntimeError):
 
 
 class Client:
-    """A participant as the server sees it, which can only be asked.
+    """A participant as the server sees it. The method :meth:`ask` runs a function of the server (a *question*) on the
+    participant's data.
 
     Args:
         id: the client's number.

@@ -186,7 +186,7 @@ class LocalData:
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models ``[P]``, which the client's own training calls."""
+        """Set this round's models ``[P]`` of the client's own training."""
         # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
         # `tell` if the client reports true numbers.
         self._start, self._model, self._sent = start, model, model if sent is None else sent
@@ -203,7 +203,7 @@ class LocalData:
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all m samples of a split in a fixed order, as x ``[m, ...]`` and labels y ``[m]``.
+        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and the client's own labels y ``[m]``.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.

@@ -130,7 +130,7 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module has the entries of which this space was created.
+        """Check that the module has the same parameters and buffers as this space.
 
         Raises:
             ConfigurationError: entries were added or removed. The message names them.
@@ -242,7 +242,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape yet, or is not finite."""
+    """Raise ConfigurationError if a parameter has no shape yet, or a trainable one is not finite."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(

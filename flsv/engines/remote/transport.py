@@ -1,4 +1,4 @@
-"""Directory: the sites that can be reached; Transport: the packets' carrier."""
+"""Directory and Transport: the sites that can be reached, and the packets' carrier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SiteVisit: a site's training in one round; SiteMemory: its state between rounds."""
+"""SiteVisit and SiteMemory: a site's training in one round, and its state between rounds."""
 
 from __future__ import annotations
 
