@@ -85,10 +85,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
             numerically, are always dropped.
-        local_epochs: the number of passes over a client's data per round, such numbers by client, as in ``{"Boston": 2,
-            "Lyon": 1}``, or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches)
-            for every client. A client with fewer batches then passes over its data again, in a new order, and one with
-            more trains on a part of them. Weights stay those of the aggregator.
+        local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
+            or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches) for every
+            client. A client with fewer batches then passes over its data again, in a new order, and one with more
+            trains on a part of them. Weights stay those of the aggregator.
         optimizer_state: ``"reset"`` starts each round with a fresh optimizer, ``"persist"`` restores the client's state
             from its last round.
         share: the entries of the module that are shared. These are ``"all"``, ``"trainable"`` (the parameters that
