@@ -180,7 +180,16 @@ def read_visit(packet: Packet) -> str:
 
 
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """Return the value ``plain[name]`` if it is a whole number from ``least`` to ``most``."""
+    """Return the value ``plain[name]`` if it is a whole number from ``least`` to ``most``.
+
+    Example:
+        >>> checked_int({"steps": 3}, "steps", most=3)
+        3
+        >>> checked_int({"steps": 4}, "steps", most=3)
+        Traceback (most recent call last):
+            ...
+        ValueError: 'steps': 4 (expected a whole number from 0 to 3)
+    """
     value = plain[name]
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
