@@ -1,5 +1,4 @@
-"""``flsv bench``: all contribution metrics compared with Shapley values from retraining every coalition. The only
-metrics defined here are baselines."""
+"""``flsv bench``: contribution metrics compared with Shapley values from retraining."""
 
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names

@@ -1,8 +1,6 @@
-"""Data of the benchmark's federations (scikit-learn's digits and diabetes, which need no download) and corruptions.
-
-Public image data sets have classes of equal size, but federations of clinics often have one common class and some rare
-ones, or a number to predict. So classes can be merged and made smaller, also in the server's validation set.
-"""
+"""Data of the benchmark's federations, which need no download, and corruptions."""
+# Federations of clinics often have one common class and some rare ones, unlike public image data. So classes can be
+# merged and made smaller, also in the server's validation set.
 
 from __future__ import annotations
 
@@ -29,20 +27,7 @@ REGRESSIONS = ("diabetes",)
 
 @checked
 class BuiltInData(L.LightningDataModule):
-    """Data module of one of scikit-learn's built-in data sets, with a fixed split into training and validation data.
-
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Features, and
-    targets that are numbers, are standardized to mean 0 and standard deviation 1 over the training samples.
-
-    Args:
-        name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
-            regression).
-        merge: number of classes, counted from the first, that are merged into class 0; 1 merges none.
-        keep: share in (0, 1] of each class's samples that are kept, after merging; None to keep all samples.
-        val_fraction: share of the samples for the server's validation set, stratified by class.
-
-    Raises:
-        ConfigurationError: an argument is out of range, or does not suit the data set.
+    """Data module of ``"digits"`` or ``"diabetes"`` of scikit-learn, with a fixed split.
 
     Example:
         >>> data = BuiltInData("digits", merge=8, keep=[1.0, 0.5, 0.25], val_fraction=0.5)
@@ -51,6 +36,10 @@ class BuiltInData(L.LightningDataModule):
         >>> data.train_set.tensors[0].shape
         torch.Size([787, 64])
     """
+
+    # Samples are (float32 [D], int64 class or float32 number). Features and number targets are standardized over the
+    # training samples. `merge` classes, from the first, become class 0, of which 1 merges none. `keep` is each class's
+    # kept share after merging.
 
     def __init__(
         self,
@@ -90,7 +79,7 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the sorted indices of the first ``keep`` of each class's samples, at least two of each."""
+    """Return the sorted indices of each class's first samples, at least two of each."""
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
@@ -101,14 +90,13 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 
 
 class Duplicates(Corruption):
-    """Corruption that replaces most samples of a client by copies of its other samples, so that their number stays the
-    same.
+    """Corruption that replaces most samples of a client by copies of its others.
 
     Of a client's n samples, the first ``ceil(unique * n)`` in a random order stay, and all others become copies of
     these, each copied about equally often. The client reports all n samples.
 
     Args:
-        unique: share of a client's samples that are not copies, above 0 and at most 1; at least one sample stays.
+        unique: share of a client's samples that are not copies, above 0 and at most 1. At least one sample stays.
         clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and samples.
@@ -144,11 +132,7 @@ class Duplicates(Corruption):
 
 
 class LostInputs(Corruption):
-    """Corruption that sets a part of the inputs to 0: the last columns of a table, or the last pixels of an image.
-
-    Args:
-        share: share of a sample's inputs that are set to 0, above 0 and below 1.
-        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
+    """Corruption that sets the last ``share`` of a sample's inputs to 0.
 
     Example:
         >>> LostInputs(0.5)(torch.ones(1, 2, 2), torch.zeros(1), num_classes=2, generator=torch.Generator())[0]
@@ -169,10 +153,7 @@ class LostInputs(Corruption):
 
 
 class TurnedInputs(Corruption):
-    """Corruption that reverses the order of the inputs, like a sensor that was mounted upside down.
-
-    Args:
-        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
+    """Corruption that reverses the order of the inputs, like a sensor mounted upside down.
 
     Example:
         >>> TurnedInputs()(torch.arange(3.0)[None], torch.zeros(1), num_classes=2, generator=torch.Generator())[0]

@@ -1,10 +1,5 @@
-"""Federations of the benchmark, each given by a YAML file in this package.
-
-They are so small that all coalitions of clients, or a random part of them, can be trained. A file has the sections
-``data`` and ``model`` of a configuration of ``flsv fit``, the number of rounds, the performance by which models are
-scored, the bad clients by kind, and the set (such as ``held_out``) to which the federation belongs. Your own files in
-any folder work in the same way.
-"""
+"""Federations of the benchmark, each given by a YAML file in this package."""
+# They are so small that all coalitions of clients, or a random part of them, can be trained.
 
 from __future__ import annotations
 
@@ -52,20 +47,20 @@ class Federation:
     Args:
         name: name of the YAML file without its ending.
         title: description of the federation in words.
-        set: ``"tuning"``: used for design choices in flsv; ``"held_out"``: not used for any choice; ``"fresh"``:
-            created later, with data on which metrics often fail (``docs/benchmark.md``). A file without ``set`` is held
-            out.
+        set: ``"tuning"`` (used for design choices in flsv), ``"held_out"`` (not used for any choice) or ``"fresh"``
+            (created later, with data on which metrics often fail, see ``docs/benchmark.md``). A file without ``set`` is
+            held out.
         rounds: number of rounds.
         data: section ``data`` of a configuration of ``flsv fit``.
         model: section ``model`` of a configuration of ``flsv fit``.
         performance: score of a model on the server's validation set, see :mod:`flsv.games.performance`.
-        mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better; None: as the
-            performance defines.
+        mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better. None for the
+            performance's own.
         bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
         needs: paths, relative to ``root``, of the files that the federation needs.
-        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
+        root: folder of the data. None for ``$FLSV_DATA_ROOT``.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -121,24 +116,22 @@ class Federation:
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
-        """Return the federation's data, partitioned among its clients; all calls until :meth:`release` return the same
-        object."""
+        """Return the partitioned data, the same object until :meth:`release`."""
         return self._datamodule
 
     def release(self) -> None:
-        """Free the memory of the data; the next use reads them again."""
+        """Free the memory of the data until their next use."""
         for name in ("_datamodule", "with_client_validation"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def num_samples(self) -> torch.Tensor:
-        """Number of training samples of each client, int64 ``[n]``; available also after :meth:`release`."""
+        """Number of training samples of each client, int64 ``[n]``."""
         return self.datamodule().num_samples
 
     @cached_property
     def identity(self) -> Identity:
-        """Settings, versions and hashes of data on which values in this federation depend; available also after
-        :meth:`release`."""
+        """Settings, versions and hashes of data on which this federation's values depend."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
         return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
@@ -162,15 +155,15 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """This federation if its clients have validation sets; otherwise a copy in which a fifth of each client's
-        samples are its validation set, which corruptions do not change."""
+        """This federation, or a copy in which a fifth of each client's samples is its validation set."""
+        # Corruptions do not change the validation sets.
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
         return replace(self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}})
 
     def module(self) -> L.LightningModule:
-        """Return a new LightningModule of the section ``model``; its network is built when training starts."""
+        """Return a new LightningModule, whose network is built when training starts."""
         return self._built(L.LightningModule, dict(self.model))
 
     def attackers(self) -> list[Attack | Collusion]:
@@ -178,7 +171,7 @@ class Federation:
         return self._built(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:
-        """Return a new trainer for all rounds, with these callbacks; it runs on the CPU and writes no files."""
+        """Return a new trainer for all rounds on the CPU, which writes no files."""
         return L.Trainer(
             max_epochs=self.rounds,
             accelerator="cpu",
@@ -190,7 +183,7 @@ class Federation:
         )
 
     def badness(self) -> dict[str, torch.Tensor]:
-        """Return ``{kind: mask}``; each mask, bool ``[n]``, is True for the clients with this kind of badness."""
+        """Return ``{kind: mask}``, each bool ``[n]``, True for clients of this badness."""
         found = {}
         for kind, clients in self.bad.items():
             found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
@@ -217,11 +210,11 @@ class Federation:
 
 
 def federation(name: str, root: str | None = None) -> Federation:
-    """Read a federation of the package by its name, or your own federation by the path of its YAML file.
+    """Read a federation by its name, or your own by its file.
 
     Args:
         name: name of the federation, or path of a file.
-        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
+        root: folder of the data. None for ``$FLSV_DATA_ROOT``.
 
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
@@ -241,13 +234,13 @@ def federation(name: str, root: str | None = None) -> Federation:
 
 
 def names(which: str | None = None) -> list[str]:
-    """Return the names of the package's federations, or only of those in the set ``which`` (such as ``"tuning"``)."""
+    """Return the names of the package's federations, or of one set."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 
 
 def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Return federations given by names, sets and files; ``say`` which are left out for lack of data."""
+    """Return federations by names, sets and files, and ``say`` which lack data."""
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
     for name in dict.fromkeys(wanted):

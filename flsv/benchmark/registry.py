@@ -1,8 +1,5 @@
-"""Metrics of the benchmark with their arguments and needs, and baselines with which they are compared.
-
-The metrics are listed in ``metrics.yaml``; your own metric needs no entry: ``flsv bench --metric my_package.MyMetric``.
-Baselines are numbers of samples, training losses, and values that are computed from the data alone.
-"""
+"""Metrics of the benchmark with their arguments and needs, and baselines."""
+# The metrics are listed in metrics.yaml. Your own need no entry: flsv bench --metric my_package.MyMetric
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ COMPONENTS = 32
 
 
 class SampleCount(ContributionMetric):
-    """Number of training samples of each client. ``compute`` returns ``[num_clients]``, NaN for clients never seen.
-
-    Args:
-        num_clients: number of clients; None inside a ``FederatedLoop``, which sets it from the data.
-        kwargs: keyword arguments of ``torchmetrics.Metric``.
+    """Number of training samples of each client, ``[num_clients]``, NaN for clients never seen.
 
     Example:
         >>> metric = SampleCount(num_clients=3)
@@ -61,12 +54,12 @@ class SampleCount(ContributionMetric):
         self.add_state("counted", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, num_samples: Tensor) -> None:
-        """Add a round: the ids ``[k]`` of its clients and their numbers of training samples ``[k]``."""
+        """Add a round's client ids ``[k]`` and numbers of training samples ``[k]``."""
         self.counted = self.counted.clone()
         self.counted[client_ids] = num_samples.to(self.counted)
 
     def compute(self) -> Tensor:
-        """Return the number of samples of each client, ``[num_clients]``; NaN for clients never seen."""
+        """Return each client's number of samples, ``[num_clients]``, NaN if never seen."""
         return self.counted
 
 
@@ -90,29 +83,28 @@ class TrainingLoss(SampleCount):
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
-        """Add a round: the ids ``[k]`` of its clients and their mean training losses ``[k]``."""
+        """Add a round's client ids ``[k]`` and mean training losses ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
 
     def compute(self) -> Tensor:
-        """Compute minus the mean training loss of each client, ``[num_clients]``; NaN for clients never seen."""
+        """Compute minus each client's mean training loss, ``[num_clients]``, NaN if never seen."""
         return -self.total / self.seen  # 0 / 0 is NaN
 
 
 def divergence(data: FederatedDataModule) -> Tensor:
-    """Compute clients' weights by Guo et al., ``[n]``: the clients' numbers of samples, each reduced by the divergence
-    of the client's labels from the uniform distribution."""
+    """Compute clients' weights by Guo et al., numbers of samples reduced by label divergence, ``[n]``."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
 
 
 def knn(data: FederatedDataModule) -> Tensor:
-    """Compute KNN Shapley values (10 neighbors) of the pooled samples and sum them by client, ``[n]``."""
+    """Sum KNN Shapley values (10 neighbors) of the pooled samples by client, ``[n]``."""
     x, y, owner, x2, y2 = _pooled(data)
     return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
 
 
 def lava_values(data: FederatedDataModule) -> Tensor:
-    """Compute LAVA's calibrated gradients of the pooled samples and return minus their sums by client, ``[n]``."""
+    """Return minus the sums by client of LAVA's calibrated gradients, ``[n]``."""
     x, y, owner, x2, y2 = _pooled(data)
     return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
 
@@ -122,8 +114,7 @@ def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 
 
 def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return all clients' samples on the validation set's principal components, classes and owners, and the same of
-    it."""
+    """Return all clients' principal components, classes and owners, and the validation set's."""
     parts, owners = [], []
     for client in range(data.num_clients):
         batches = list(data.client_loader(client, shuffle=False))
@@ -149,7 +140,7 @@ MANY = 11
 
 
 class WrongArguments(ConfigurationError):
-    """Error of a metric that cannot be created in any federation, because its arguments are wrong."""
+    """Error of a metric that no federation can create, because its arguments are wrong."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +181,12 @@ class Entry:
 
     @property
     def own(self) -> bool:
-        """True if the metric is not part of flsv, so that its code may change."""
+        """Return whether the metric is not part of flsv, so that its code may change."""
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
-        """Return a hash of the metric's class, arguments and code, which tells whether stored values are still
-        valid."""
+        """Return a hash of the metric's class, arguments and code."""
+        # It tells whether stored values are still valid.
         said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
@@ -204,7 +195,7 @@ class Entry:
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
-        """Return a new metric for a federation, or, for a metric that is a function of the data, this function."""
+        """Return a new metric for a federation, or a function of its data."""
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
         made_by = self._made_by
@@ -232,8 +223,7 @@ class Entry:
 
 
 def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
-    """Return a function that takes the names of a federation and a metric, and returns a hash of everything on which
-    the metric's values there depend."""
+    """Return a function from federation and metric to a hash of all that the values depend on."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key
@@ -254,7 +244,7 @@ def _located(path: str) -> Any:
 
 
 def entry(name: str) -> tuple[str, Entry]:
-    """Return a metric by its name or class path, optionally with arguments: ``my_package.MyMetric(momentum=0.5)``.
+    """Return a metric by its name or class path, optionally with arguments.
 
     Example:
         >>> entry("cgsv")[1].title

@@ -1,4 +1,4 @@
-"""Runs of metrics in the benchmark's federations; if possible, all metrics of a federation run in one fit."""
+"""Runs of metrics in the benchmark's federations, if possible all in one fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run the metrics in a federation, in as few fits as possible; without ``entries`` fit without metrics."""
+    """Run the metrics in a federation in as few fits as possible."""
     if not entries:
         return _fit(federation, {}, seed)
     result = Values()
@@ -60,8 +60,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 
 
 def _coalitions(metric: Metric) -> str:
-    """Return a metric's option ``coalitions`` as text if it is a :class:`flsv.metrics.ShadowShapley`, for which clients
-    train coalitions; "" for other metrics."""
+    """Return a :class:`flsv.metrics.ShadowShapley`'s ``coalitions`` as text, "" for other metrics."""
     return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 
@@ -123,7 +122,7 @@ def bench(
     folder: Path | None = None,
     say: Any = print,
 ) -> BenchResults:
-    """Run all metrics in all federations, each with several seeds; stored values are not computed again."""
+    """Run all metrics in all federations with several seeds, except stored values."""
     results = BenchResults(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.

@@ -1,4 +1,4 @@
-"""Scores that compare clients' values with the ground truth, and storage of values in a file."""
+"""Scores that compare clients' values with the ground truth, and their storage."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ NAN = float("nan")
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
-    """Compute Spearman's rank correlation of ``[n]``; 0 if all values are equal, NaN counts as the smallest.
+    """Compute Spearman's rank correlation of ``[n]``, where NaN counts as the smallest.
 
     Example:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
         1.0
     """
+    # 0 if all values are equal.
     pair = _filled(values), _filled(truth)
     return float(stats.spearmanr(*pair).statistic) if all(len(each.unique()) > 1 for each in pair) else 0.0
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
-    """Compute the share of a payment by a metric's values that goes to the wrong clients, between 0 and 1.
+    """Compute the share in [0, 1] of a payment that goes to the wrong clients.
 
     It is half the sum of the absolute differences between the shares by the metric and by the truth. A client's share
-    is its value divided by the sum of the values above 0; negative values count as 0, and all shares are equal if no
+    is its value divided by the sum of the values above 0. Negative values count as 0, and all shares are equal if no
     value is above 0.
 
     Args:
@@ -50,7 +51,7 @@ def share_error(values: Tensor, truth: Tensor) -> float:
 
 
 def shares(values: Tensor) -> Tensor:
-    """Convert values to shares of a payment, ``[n]``; values below 0 and NaN count as 0.
+    """Convert values to shares of a payment, ``[n]``, where NaN and negative ones count as 0.
 
     Example:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
@@ -62,7 +63,7 @@ def shares(values: Tensor) -> Tensor:
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
-    """Compute the probability that a bad client ``[n]`` has a lower value than a good one; NaN without either.
+    """Compute the probability that a bad client ``[n]`` has a lower value than a good one.
 
     Example:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
@@ -72,7 +73,7 @@ def auroc(values: Tensor, bad: Tensor) -> float:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Convert values to float64 and replace NaN and infinite values by the smallest of the other values."""
+    """Convert values to float64, and replace those not finite by the smallest other."""
     values = values.detach().cpu().double()
     known = values[values.isfinite()]
     return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
@@ -127,7 +128,7 @@ def error_text(error: Exception) -> str:
 
 
 class BenchResults:
-    """Values by federation, seed and metric, stored in ``values.csv`` under a hash of all that they depend on."""
+    """Values by federation, seed and metric, stored under a hash of all they depend on."""
 
     def __init__(
         self, folder: Path | None, identity: Callable[[str, str], str] = lambda federation, metric: ""

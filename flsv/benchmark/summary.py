@@ -56,7 +56,7 @@ class Cost:
 
 
 def as_shares(values: Tensor, interval: Interval) -> Interval | None:
-    """Convert intervals of values ``[n]`` to intervals of shares; None if no value is above 0.
+    """Convert intervals of values ``[n]`` to intervals of shares, or None without a value above 0.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
 
 
 def covered(results: BenchResults, federations: Known, metric: str) -> float:
-    """Compute the fraction of clients whose true share is in the metric's 90 % interval of their share."""
+    """Compute the fraction of clients whose true share is in their 90 % interval."""
     held: list[bool] = []
     for name, (_, truth) in federations.items():
         for seed, values in results.runs(name, metric).items():
@@ -80,8 +80,7 @@ def covered(results: BenchResults, federations: Known, metric: str) -> float:
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Return a list of bools, one for each client that has an interval: whether its interval (low and high ends
-    ``[n]``) contains its ``value [n]``."""
+    """Return for each client with an interval whether it contains its ``value [n]``."""
     low, high = interval
     known = (low == low) & (high == high)
     # An end equals the value if nothing has varied: rounding must not exclude the value.
@@ -90,7 +89,7 @@ def _held(interval: Interval, value: Tensor) -> list[bool]:
 
 
 def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
-    """Summarize the metrics' scores over sets and all federations, the best metric first; NaN where none is known."""
+    """Summarize the metrics' scores over sets and all federations, the best metric first."""
     scores = scores_of(results, federations)
     ranks = by_federation(scores)
     means = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean().groupby("metric").mean()
@@ -132,12 +131,12 @@ def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], co
 
 
 def two_digits(value: float) -> str:
-    """Format a number with two decimals; empty for NaN."""
+    """Format a number with two decimals, NaN as empty."""
     return "" if value != value else f"{value:.2f}"
 
 
 def scores_of(results: BenchResults, federations: Known) -> DataFrame:
-    """Compare each run of a metric with the truth: a table with one row per run and one column per score."""
+    """Compare each run of a metric with the truth, a row per run and a column per score."""
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
@@ -152,7 +151,7 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations over the seeds: a row per metric and a column per federation."""
+    """Average the rank correlations over seeds, a row per metric, a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
@@ -186,7 +185,7 @@ def _between_seeds(results: BenchResults, federation: str, metric: str) -> float
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the width of the t-interval of a metric's mean rank correlation, from its variance over seeds."""
+    """Compute half the t-interval's width of a metric's mean rank correlation."""
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():

@@ -1,10 +1,6 @@
-"""Ground truth of the benchmark: Shapley values of clients from coalitions that were trained with several seeds.
-
-The utilities are stored in one CSV file per federation, with a row per coalition and seed, see
-:class:`flsv.retraining.utility_store.UtilityStore`. The package contains the files of its own federations.
-:func:`make_truth` creates such files for your own federations, one fit per coalition and seed, on all cores. It
-continues after an interruption.
-"""
+"""Ground truth of the benchmark, from coalitions that were trained with several seeds."""
+# The package has one CSV file of utilities per federation, a row per coalition and seed. `make_truth` continues such a
+# file after an interruption.
 
 from __future__ import annotations
 
@@ -79,27 +75,27 @@ class Truth:
         return self.values.mean(0)
 
     def interval(self, level: float = 0.9) -> Tensor:
-        """Compute half the width of the interval of :attr:`mean`, float64 ``[n]``, by Student's t over the seeds."""
+        """Compute half the width of :attr:`mean`'s t-interval over the seeds, float64 ``[n]``."""
         count = len(self.seeds)
         variance = self.values.var(0, correction=min(1, count - 1)) / count
         return half_width(variance, torch.full_like(variance, count - 1), level)
 
     @property
     def ceiling(self) -> float:
-        """Mean, over the seeds, of the rank correlation of a seed's values with the mean values of the other seeds."""
+        """Mean rank correlation of a seed's values with the mean of the other seeds."""
         values = self.values
         others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
         return fmean(map(spearman, values, others)) if len(values) > 1 else NAN
 
 
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
-    """Compute the ground truth from the utilities ``[s, 2^n]`` of all coalitions for s training seeds."""
+    """Compute the ground truth from all coalitions' utilities ``[s, 2^n]`` for s seeds."""
     values = shapley_of_table(utilities.T.contiguous()).T
     return Truth(tuple(seeds), values, utilities)
 
 
 def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
-    """Return the ground truth of a federation from its table of utilities, the file ``<name>.csv`` in ``folder``.
+    """Return a federation's ground truth from the table ``<name>.csv`` in ``folder``.
 
     Raises:
         ConfigurationError: there is no table, the table was made with other settings, or coalitions are missing in it.
@@ -124,7 +120,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
-    """Train the coalitions that a federation's table lacks, and add them to the table as soon as they are trained.
+    """Train the coalitions that a federation's table lacks, and add each to it.
 
     Args:
         federation: the federation.
@@ -135,8 +131,8 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
         The number of trained coalitions.
 
     Raises:
-        ConfigurationError: the federation has more than ten clients; the table was made with other settings or data;
-            or a training failed.
+        ConfigurationError: the federation has more than ten clients, the table was made with other settings or data, or
+            a training failed.
     """
     clients = len(federation.num_samples)
     if clients > MOST_CLIENTS:
@@ -162,15 +158,15 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
 
 
 def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor:
-    """Train each coalition of clients by FedAvg, with numbers of samples as weights, and return their performances.
+    """Train each coalition by FedAvg, and return the models' performances.
 
     Args:
         federation: the federation of the clients.
-        masks: bool ``[K, n]``, the members of each of the K coalitions; the empty coalition has the untrained model.
+        masks: bool ``[K, n]``, the members of each of the K coalitions. The empty one has the untrained model.
         seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
 
     Returns:
-        Float64 ``[K]``, the performance of each coalition's model, as the federation defines it; more is better.
+        Float64 ``[K]``, the performance of each coalition's model, as the federation defines it. More is better.
 
     Raises:
         ConfigurationError: a training failed.

@@ -100,38 +100,13 @@ def retrain(
     threads: Count | None = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Train a run's federation again with only some of its clients, and compute the clients' values from the results.
-
-    Args:
-        run: the folder of a run that ``flsv fit`` has written.
-        which: the coalitions, as for :func:`flsv.retrain`.
-        metric: the performance of a model, as for :func:`flsv.retrain`. None: the performance that the run's metrics
-            used; accuracy if they used none. Trainings are stored separately for each performance.
-        mode: whether less (``"min"``) or more (``"max"``) of a logged ``metric`` is better.
-        judges: whose samples models are scored on, as for :func:`flsv.retrain`. None: those of the run's metrics.
-        rounds: the number of rounds of each training; default: the number that was set for the run.
-        seeds: the number of trainings of every coalition, each with another seed; their spread shows the random
-            variation of training. None: three.
-        participation: the cohorts of coalitions, as for :func:`flsv.retrain`.
-        overrides: arguments of ``flsv fit`` that override the run's configuration.
-        jobs: the number of processes that train at once; None: the number of cores, or 1 if an accelerator is used.
-        threads: the number of threads of each of these processes; None: as many as use all cores. Give None only if
-            this process has not used PyTorch's threads itself.
-        say: called with lines of text about the progress.
-
-    Returns:
-        A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
-        judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, its width is from the usual
-        spread between seeds, see :mod:`flsv.functional.shapley.one_seed`. ``majority`` is the accuracy
-        of always answering with the validation set's most frequent class, NaN if models are not judged by accuracy.
-        ``seeds``, ``rounds`` and ``trainings`` describe what was trained, ``changed`` lists every setting that differs
-        from the run's.
-
-    Raises:
-        ConfigurationError: the folder holds no configuration; the data are not those of the run; the server's score
-            depends on a part of the model that stays at the clients; the folder holds trainings with other settings or
-            data; the coalition of all clients comes to other weights than the run; or a training failed.
-    """
+    """Train a run's federation again with only some of its clients, and value them."""
+    # Arguments are those of flsv.retrain. None takes the run's own measure and judges, its rounds, three seeds, and all
+    # cores (one process on an accelerator). Give `threads=None` only if this process has not used PyTorch's threads
+    # itself.
+    # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
+    # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
+    # flsv.functional.shapley.one_seed.
     _check_performance(metric, mode)
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
@@ -155,7 +130,7 @@ def retrain(
 
 
 def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
-    """Train a run's federation again without the clients ``names``, save the module, and return the path."""
+    """Train a run's federation without the clients ``names``, save the module, and return the path."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with told_run(run, changes, question, "leave-one-out") as facts:
         members = tuple(client for client, name in enumerate(facts.clients) if name not in names)
@@ -173,8 +148,7 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
 
 
 def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
-    """Train a run's federation again with and without a client that has taken no part, ``NAME=DATA``, write its gain,
-    and return the path."""
+    """Write the gain of a client that took no part, ``NAME=DATA``, and return the path."""
     name, _, given = joining.partition("=")
     if not (name and given):
         raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
@@ -218,14 +192,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
 
 def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the object that trains coalitions in child processes.
-
-    Args:
-        facts: the facts about the run's federation.
-        jobs: the number of processes at once; None: the number of cores, or 1 if an accelerator is used.
-        threads: the number of threads of each process; None: as many as use all cores.
-        limit_s: the seconds after which a process is ended; None: there is no limit.
-    """
+    """Return the object that trains coalitions in child processes."""
     jobs = jobs or (cores() if facts.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -237,8 +204,7 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the seconds after which a training is ended: :data:`LONGER` times the duration in the run's ``record``,
-    plus :data:`LEAST_S`; None if the record has no end of the run."""
+    """Return after how many seconds a training is ended, None without a record of the run's end."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
@@ -246,7 +212,7 @@ def _limit_s(record: Mapping[str, Any]) -> float | None:
 
 
 def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
-    """Compute the table that :func:`retrain` returns; ``changed`` says whether it names the changed settings."""
+    """Compute the table that :func:`retrain` returns."""
     n, seeds = len(facts.clients), [str(seed) for seed in found.seeds]
     columns = {
         "client": range(n),
@@ -283,8 +249,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Raise :class:`Terminated`, within this context, in place of the SystemExit that the supervisor of child processes
-    raises at SIGTERM."""
+    """Raise :class:`Terminated` within this context in place of SIGTERM's SystemExit."""
     try:
         yield
     except SystemExit as stopped:
@@ -295,8 +260,8 @@ def _terminated() -> Iterator[None]:
 
 @contextmanager
 def _workers_of(backend: str | None) -> Iterator[None]:
-    """Let the workers of a backend of joblib train within this context; Dask's scheduler is the one of its own
-    configuration, such as ``DASK_SCHEDULER_ADDRESS``, else one of this machine."""
+    """Let the workers of a backend of joblib train within this context."""
+    # Dask's scheduler is the one of its own configuration, such as DASK_SCHEDULER_ADDRESS, else one of this machine.
     if backend is None:
         yield
         return
@@ -354,7 +319,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, rest = _parser().parse_known_args(list(args))
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0

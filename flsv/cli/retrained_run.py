@@ -1,7 +1,5 @@
-"""Functions by which ``flsv retrain`` works on a run's federation: each call runs in a child process of its own.
-
-The command's own process runs none of the user's code, so that its forks are as good as fresh processes.
-"""
+"""Functions by which ``flsv retrain`` works on a run's federation in child processes."""
+# The command's own process runs none of the user's code, so that its forks are as good as fresh processes.
 
 from __future__ import annotations
 
@@ -48,14 +46,7 @@ from flsv.utilities.supervisor import ChildFailed, by_workers, supervise, superv
 
 @dataclass(frozen=True)
 class Question:
-    """Options of how coalitions are trained, and of how their models are scored.
-
-    Args:
-        metric: name of the performance measure; None: the measure of the run's metrics, or accuracy if they have none.
-        mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better; None for other measures.
-        judges: ``"server"`` or ``"clients"``, on whose samples models are scored; None: as in the run.
-        participation: whether each coalition draws its own cohorts as the run does, or all its members train.
-    """
+    """Options of training and scoring coalitions, where None means as in the run."""
 
     metric: str | None
     mode: Any = None
@@ -63,15 +54,13 @@ class Question:
     participation: Participation = "drawn"
 
     def answered_by(self, loop: FederatedLoop) -> Question:
-        """Return a copy in which ``metric``, ``mode`` and ``judges``, where they are None, are those of the metrics of
-        the run's ``loop``."""
+        """Return a copy with the measure and judges of the metrics of ``loop`` for None."""
         metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
         return replace(self, metric=metric, mode=mode, judges=self.judges or judges_of(loop))
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that are computed for each trained model: all scores of a classifier's outputs
-        if :attr:`metric` is one of them and the server judges models, else only :attr:`metric`."""
+        """Return the names of all scores that are computed for each trained model."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
@@ -92,29 +81,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a run's federation. A child process builds the federation and sends them to the command's process.
-
-    Args:
-        arguments: the arguments that make the federation, see :func:`flsv.cli.saved_run.saved_run`.
-        seed: the run's seed.
-        clients: the clients' names.
-        num_samples: ``[n]``, the clients' numbers of samples.
-        rounds: the number of rounds of a training.
-        question: the options of training and scoring, with the run's own values in place of None.
-        by: the name of the performance measure in files.
-        title: the name of the performance measure in tables and texts.
-        majority: the fraction of the validation set's most frequent class if the measure is accuracy; else NaN.
-        settings: all settings on which utilities depend, except the seed.
-        changed: texts about the settings that differ from the run's.
-        another_game: whether all members of a coalition train in every round although the run drew cohorts, so that the
-            values are those of another game than the run's.
-        said: lines to print.
-        warned: warnings to show.
-        on_cpu: whether the trainings use no accelerator.
-        checkpoint: the run's last checkpoint, whose weights the coalition of all clients must reproduce; None if they
-            cannot be compared.
-        joining: ``{name: data}``, a client that has taken no part in the run, the last one of the trainings.
-    """
+    """Facts about a run's federation, which a child process sends to the command's."""
 
     arguments: Sequence[str]
     seed: int
@@ -122,16 +89,24 @@ class Facts:
     num_samples: list[int]
     rounds: int | None
     question: Question
+    # The performance measure's name in files
     by: str
+    # The performance measure's name in tables and texts
     title: str
+    # The fraction of the validation set's most frequent class if the measure is accuracy, else NaN
     majority: float
+    # All settings on which utilities depend, except the seed
     settings: dict[str, Any]
+    # Texts about the settings that differ from the run's
     changed: list[str]
+    # Whether all members of a coalition train in every round although the run drew cohorts
     another_game: bool
     said: list[str]
     warned: list[str]
     on_cpu: bool
+    # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
     checkpoint: Path | None
+    # `{name: data}` of a client that has taken no part, the last one of the trainings
     joining: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,19 +116,7 @@ class Facts:
 
 
 def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
-    """Build a run's federation in this process, check it, and return facts about it.
-
-    Args:
-        run: the run's folder.
-        arguments: the arguments that :func:`flsv.cli.saved_run.saved_run` yields.
-        seed: the run's seed.
-        question: the options of how coalitions are trained and their models scored.
-        which: name of the set of coalitions, as for :func:`flsv.retrain`.
-        changes: whether the arguments change the run's configuration.
-
-    Raises:
-        ConfigurationError: the data are not those of the run, or models cannot be scored as ``question`` says.
-    """
+    """Build a run's federation in this process, check it, and return facts about it."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
@@ -193,10 +156,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Find the run's last checkpoint, with which the model of the coalition of all clients is compared.
-
-    Return its path and None or, if the two cannot be compared, None and a sentence with the reason.
-    """
+    """Return the run's last checkpoint, or None with the reason why it cannot be compared."""
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     if not saved:
@@ -220,8 +180,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
-    """Build a run's federation in this process, do the piece of work in it, and return the result of
-    :func:`flsv.retraining.fits_in_processes.work_on`."""
+    """Do a piece of work in a run's federation, built in this process."""
     torch.set_num_threads(threads)
     cli, question = make_run(facts.arguments, piece.seed), facts.question
     for name, given in facts.joining.items():
@@ -232,8 +191,7 @@ def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
 
 
 def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
-    """Run tasks in child processes, see :func:`flsv.utilities.supervisor.supervise`; or by the backend of
-    ``joblib.parallel_config``."""
+    """Run tasks in child processes, or by the backend of ``joblib.parallel_config``."""
     if by_workers():
         return supervise_by_joblib(tasks, jobs, limit_s)
     if why_not_fork() is None and not has_accelerator():  # a fork could not train there
@@ -250,20 +208,7 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def told_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[Facts]:
-    """Build a run's federation in a child process, and yield the facts from :func:`tell`.
-
-    Within this context :attr:`Facts.folder` exists.
-
-    Args:
-        run: the run's folder.
-        overrides: arguments of ``flsv fit``, which override the run's configuration.
-        question: the options of how coalitions are trained and their models scored.
-        which: name of the set of coalitions, as for :func:`flsv.retrain`.
-
-    Raises:
-        ConfigurationError: the folder has no configuration; the data are not those of the run; or models cannot be
-            scored as ``question`` says.
-    """
+    """Yield the facts from :func:`tell` in a child process, while :attr:`Facts.folder` exists."""
     with saved_run(run, overrides) as (arguments, seed):
         task = partial(_answer_of, tell, run, arguments, seed, question, which, bool(overrides))
         ((_, facts),) = in_children([(None, task)])

@@ -1,6 +1,4 @@
-"""Types that all parts of flsv share: rounds and their messages, clients and their data, strategies, the parameter
-space. Published methods are implemented in other packages.
-"""
+"""Types that all parts of flsv share, without any published method."""
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of

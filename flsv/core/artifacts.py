@@ -1,8 +1,6 @@
-"""Pictures and tables that a client makes of its own data, which never reach the server.
-
-A simulation writes these files below ``clients/<name>/`` in the run's folder: everybody who can read that folder can
-open them, and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
-"""
+"""Pictures and tables that a client makes of its own data, which never reach the server."""
+# A simulation writes them below clients/<name>/ in the run's folder, where everybody who can read it, or its
+# TensorBoard, sees them.
 
 from __future__ import annotations
 

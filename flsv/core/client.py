@@ -1,4 +1,4 @@
-"""Client, a participant as the server sees it, and Channel, which counts the messages between server and clients."""
+"""Client, a participant as the server sees it, and Channel, which counts messages."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Message:
 class Channel:
     """Count of the messages that cross between server and clients within a round.
 
-    Only tensors are counted, with all their entries; a message's few plain numbers (ids, sizes, a loss) are not. A
-    message is an instruction, an update, or a question or its answer (:meth:`flsv.core.Client.ask`).
+    Only tensors are counted, with all their entries, not a message's few plain numbers (ids, sizes, a loss). A message
+    is an instruction, an update, or a question or its answer (:meth:`flsv.core.Client.ask`).
 
     Example:
         >>> channel = Channel()
@@ -63,7 +63,7 @@ class Channel:
             direction: ``"down"`` to the client or ``"up"`` to the server.
             name: the message's name.
             content: a tensor, or nested mappings, sequences and dataclasses of tensors.
-            traffic: the message's size in transit, if it differs from the size of the tensors (compression).
+            traffic: the message's size in transit, if it is compressed.
         """
         traffic = measured(content) if traffic is None else traffic
         if traffic.numbers and not self._muted:
@@ -74,19 +74,18 @@ class Channel:
         self.messages = []
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove this round's messages except the ``first`` earliest, and return the removed ones as tuples of plain
-        values for :meth:`prepend`."""
+        """Remove this round's messages after the ``first`` earliest, and return them for :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Count the messages in ``plain``, a result of :meth:`pop_since`, as the earliest messages of this round."""
+        """Count the messages in ``plain``, from :meth:`pop_since`, as this round's earliest."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count no messages within this context. Use it for questions to clients that only a simulation asks."""
+        """Count no messages within this context, for questions that only a simulation asks."""
         self._muted = True
         try:
             yield
@@ -94,12 +93,12 @@ class Channel:
             self._muted = False
 
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """Return how many tensor entries crossed in a direction for each of k clients, int64 ``[k]``."""
+        """Return each of k clients' tensor entries in a direction, int64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """Return how many bytes of tensors crossed in a direction for each of k clients, float64 ``[k]``."""
+        """Return each of k clients' bytes of tensors in a direction, float64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
@@ -142,18 +141,18 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """Error of :meth:`Client.ask` if a remote client does not answer, because it is away, late, or has failed."""
+    """Error of :meth:`Client.ask` if a remote client does not answer."""
 
 
 class Client:
-    """A participant as the server sees it: a number, and the method :meth:`ask`, which runs a function of the server (a
-    *question*) on the participant's data.
+    """A participant as the server sees it. The method :meth:`ask` runs a function of the server (a *question*) on the
+    participant's data.
 
     Args:
         id: the client's number.
         data: the client's own data, which can be read only by functions that :meth:`ask` runs.
-        channel: the channel that counts the questions and answers; None: they are not counted.
-        owners: the assignment of all clients to processes (ranks); None: all clients are in this process.
+        channel: the channel that counts the questions and answers, if they are counted.
+        owners: the assignment of all clients to processes (ranks). With None all are in this process.
 
     Example:
         >>> import torch
@@ -177,8 +176,8 @@ class Client:
 
         Tensors in the arguments are counted as sent down, those in the answer as sent up. Settings that both sides know
         are not messages: bind them to ``question`` with ``functools.partial``, so that they are not counted. In a
-        single process any thread may ask. With clients in several processes, the client's process answers and all
-        processes get the answer; therefore every process must ask, on one thread or within :func:`map_clients`.
+        single process any thread may ask. With clients in several processes every process must ask, on one thread or
+        within :func:`map_clients`, since all get the answer of the client's process.
 
         Args:
             question: called with the client's :class:`flsv.core.LocalData` and the arguments.
@@ -205,10 +204,8 @@ class Client:
         return answer  # type: ignore[return-value]  # None only before the broadcast
 
     def take_back(self) -> None:
-        """Undo what the last question has changed in the client's state, if the server discards the answer.
-
-        In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
-        """
+        """Undo what the last question has changed in the client's state."""
+        # In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
 
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
         if self._channel is not None:
@@ -229,14 +226,14 @@ def map_clients(
     conversation: Callable[[Client], T],
     map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
 ) -> list[T]:
-    """Call ``conversation(client)`` at the server for every client, and return the results in the order of the clients.
+    """Call ``conversation(client)`` at the server for every client.
 
     With clients in several processes, each process calls the function for its own clients and sends the results to the
     others, so the calls of different processes run at the same time.
 
     Args:
         clients: clients of one federation.
-        conversation: called with one client; may ask this client, but no other, must not change anything at the server,
+        conversation: called with one client, the only one that it may ask. It must not change anything at the server,
             and returns something that can be pickled.
         map: applies ``conversation`` to the clients of this process, such as a thread pool's ``map``. Default: one
             client after the other.

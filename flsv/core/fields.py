@@ -1,5 +1,4 @@
-"""Stages of a round, the stage after which each attribute of :class:`flsv.core.Round` is known, and
-:class:`TrainedCoalitions`, the models of coalitions of clients."""
+"""Stages of a round, and the stage after which each attribute of a round is known."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property of :class:`Round` as known only after a stage, one of :data:`STAGES`. Put this decorator below
-    ``@cached_property``.
+    """Mark a property of :class:`Round` as known only after a stage. Put this decorator below ``@cached_property``.
 
     Example:
         >>> @after("aggregation")
@@ -42,8 +40,9 @@ def known_after(names: Iterable[str], stage: Stage) -> None:
 
 
 def stage_of(names: Iterable[Any]) -> Stage:
-    """Return the latest of the stages after which the attributes ``names`` of a :class:`Round` are known. A metric that
-    reads these attributes is updated after that stage."""
+    """Return the latest stage after which the named attributes of a round are known. A metric that reads them is
+    updated then.
+    """
     stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
     return max(stages, key=STAGES.index, default="training")
 
@@ -55,15 +54,14 @@ def derived(cls: type) -> set[str]:
 
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
-    """The K coalitions of n clients for which models were trained, and the model of each coalition at the end of a
-    round.
+    """K coalitions of n clients, and the trained model of each.
 
     Args:
-        masks: bool ``[K, n]``, one row per coalition, all different; the empty and the full coalition are among them.
+        masks: bool ``[K, n]``, one row per coalition, all different, the empty and the full one among them.
         build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
-        weights: ``[n]``, the clients' weights in the federation's average; None if they are not known.
-        before: a function that returns the scores of the module before training by a performance measure, where the
-            empty and the full coalition are the only ones, and the full one is scored at the round's end; else None.
+        weights: ``[n]``, the clients' weights in the federation's average, if they are known.
+        before: a function from a performance measure to the scores of the module before training, if the empty and the
+            full coalition are the only ones, else None. The full one is scored at the round's end.
     """
 
     masks: Tensor

@@ -1,11 +1,6 @@
-"""LocalData: one participant's data and the state it keeps between rounds, readable only inside a question to it.
-
-The simulation runs in one process. A :class:`LocalData` can be read only while its client answers a question
-(:meth:`Client.ask`), and only the answer crosses to the server. That guards against mistakes: server code that reads a
-client's samples by accident raises an error. It does not guard against malice: a client answers any question, even
-``client.ask(lambda local: local.samples())``, and within one process Python hides nothing. Only a boundary between
-processes is enforced. ``docs/trust.md`` lists what a simulation shows and a deployment would not.
-"""
+"""LocalData: one participant's data and state, readable only inside a question to it."""
+# This guards against mistakes, not against malice: a client answers any question, and within one process Python hides
+# nothing. docs/trust.md lists what a simulation shows and a deployment would not.
 
 from __future__ import annotations
 
@@ -63,7 +58,7 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError where a function needs a model, and there is none outside of a fit."""
+    """Raise ConfigurationError where a function needs a model outside of a fit."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
@@ -74,8 +69,8 @@ def no_task(split: Split, performance: Any) -> Any:
 
 
 class LocalData:
-    """One participant's data and state. A client's data can be read only by functions that :meth:`Client.ask` runs at
-    this client: a guard against mistakes, not against malice. M = classes, P = length of the parameter vector.
+    """One participant's data and state, with M classes and vectors ``[P]``. Only functions that :meth:`Client.ask` runs
+    can read a client's data.
 
     Args:
         name: the participant's name, for messages.
@@ -85,9 +80,10 @@ class LocalData:
             compute it by secure aggregation.
         evaluator: function from batches to an :data:`Evaluator` of models on these batches.
         module: function from a vector ``[P]`` to a copy of the module that holds it.
-        state: function that returns the tensors that the participant keeps between rounds; None: they are kept in a new
-            dictionary.
-        guarded: whether data can be read only inside :meth:`Client.ask`; False for the server's own validation set.
+        state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
+            new dictionary.
+        guarded: whether data can be read only inside :meth:`Client.ask`, which the server's own validation set can be
+            anywhere.
         any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` that computes this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
@@ -135,42 +131,41 @@ class LocalData:
 
     @property
     def population(self) -> Tensor:
-        """Return the whole federation's number of training samples of each of M classes, int64 ``[M]``."""
+        """Return the federation's number of training samples per class, int64 ``[M]``."""
         return self._population
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client started the round; None if it takes no part in it."""
+        """Return the model ``[P]`` from which this client started, None if it takes no part."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has trained, before uploads change it; None before training."""
+        """Return the model ``[P]`` as trained, before uploads, None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has sent, after its uploads; None before sending."""
+        """Return the model ``[P]`` as sent, after uploads, None before sending."""
         self._check()
         return self._sent
 
     @property
     def state(self) -> State:
-        """Return the tensors that this client keeps between rounds, by name: saved with the run, never sent.
+        """Return the tensors that this client keeps between rounds, by name.
 
-        Changes made in a round that is interrupted are undone.
+        They are saved with the run and never sent. Changes in a round that is interrupted are undone.
         """
         self._check()
         return self._state()
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the objects that this client keeps between questions: features, per-sample values, pictures.
+        """Return the objects that this client keeps between questions.
 
-        The memory is not saved with the run: store results that cannot be computed again in :attr:`state`. The server
-        may choose the keys.
+        The memory is not saved with the run, unlike :attr:`state`. The server may choose the keys.
 
         Example:
             >>> from flsv.core import Client
@@ -185,18 +180,15 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Return the entries of :attr:`state` that belong to the unshared part of the module, by their names in the
-        module."""
+        """Return the entries of :attr:`state` that belong to the module's unshared part."""
         return Prefixed(self.state, "module.")
 
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models ``[P]``; the client's own training calls this.
-
-        ``start`` is None if the client takes no part in the round, ``model`` before training, ``sent`` if it is the
-        trained model, ``tell`` if the client reports true numbers.
-        """
+        """Set this round's models ``[P]`` of the client's own training."""
+        # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
+        # `tell` if the client reports true numbers.
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
 
@@ -206,14 +198,12 @@ class LocalData:
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return the number that this client reports under ``name``, a scalar tensor: the true ``value``, or what
-        :attr:`tell` makes of it."""
+        """Return the scalar that this client reports: ``value``, or what :attr:`tell` makes of it."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all m samples of a split in a fixed order: inputs x ``[m, ...]``, and the client's own labels y
-        ``[m]``.
+        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and the client's own labels y ``[m]``.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
@@ -232,8 +222,8 @@ class LocalData:
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
-        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples; the result's
-        ``value("accuracy")`` returns the K accuracies ``[K]``. With ``keep`` it holds the models' outputs, too."""
+        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples."""
+        # `value("accuracy")` of the result returns [K]. With `keep` it holds the models' outputs, too.
         evaluate = self._classifiers(split)
         return evaluate(vectors, keep=True) if keep else evaluate(vectors)
 
@@ -249,8 +239,7 @@ class LocalData:
         return self._evaluators[split, None]
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """Compute the utilities of models (their performance, with the sign by which more is better) on a split of this
-        participant's samples.
+        """Compute the utilities (more is better) of models on a split of this participant's samples.
 
         Args:
             vectors: ``[K, P]``, the K models.
@@ -269,12 +258,12 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """Return the places of the training samples that an epoch reads, in its order, int64."""
+        """Return the places of an epoch's training samples in its order, int64."""
         self._check()
         return self._order(generator)
 
     def module(self, vector: Tensor) -> nn.Module:
-        """Return a copy of the module, in evaluation mode, with the parameters and buffers of ``vector [P]``."""
+        """Return a copy of the module in evaluation mode that holds ``vector [P]``."""
         self._check()
         return self._module(vector)
 

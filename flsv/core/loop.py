@@ -1,4 +1,4 @@
-"""Loop: the attributes of a FederatedLoop, for packages that ``flsv.federation`` imports and that cannot import it."""
+"""Loop: the attributes of a FederatedLoop, for packages that cannot import it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Loop(Protocol):
 
     Attributes:
         config: the loop's arguments, a :class:`flsv.configuration.federation_config.FederationConfig`.
-        seed: the seed of every random choice; None: a seed is drawn when the fit starts.
+        seed: the seed of every random choice. With None it is drawn when the fit starts.
         metrics: the metrics that the loop updates, by name.
         strategies: the aggregator, personalizer, sampler and client algorithm by role.
-        clients: the run's clients, by number; from the start of a fit on.
-        space: the map between the module and its vectors ``[P]``; from the start of a fit on.
+        clients: the run's clients, by number, from the start of a fit on.
+        space: the map between the module and its vectors ``[P]``, from the start of a fit on.
         contribution_metrics: the server's :class:`flsv.server.ContributionMetrics`.
     """
 
@@ -42,7 +42,7 @@ class Loop(Protocol):
     def contribution_metrics(self) -> Any: ...
 
     def replace(self, **changes: Any) -> Loop:
-        """Make a new loop with some arguments changed, which shares no state with this one."""
+        """Make a new loop with some arguments changed and no shared state."""
         ...
 
     def without_files(self) -> Loop:
@@ -51,7 +51,7 @@ class Loop(Protocol):
 
 
 def is_loop(callback: object) -> TypeGuard[Loop]:
-    """Return whether a callback is a FederatedLoop, by its class only, since some attributes exist only within a fit.
+    """Return whether a callback is a FederatedLoop, by its class only.
 
     Example:
         >>> from flsv import FederatedLoop

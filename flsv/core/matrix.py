@@ -1,9 +1,6 @@
-"""ClientMatrix: a cohort's models, and norms, products and weighted sums of their updates without a second matrix.
-
-The k models of a cohort, of P entries each, are the largest tensor that the server holds. Computations on the clients'
-*updates* d_i = x_i - s_i (client i's model minus the model that it started from) therefore process the matrix in blocks
-of columns of a fixed size.
-"""
+"""ClientMatrix: computations on a cohort's updates without a second matrix."""
+# The cohort's [k, P] models are the server's largest tensor. Computations on the updates therefore process it in blocks
+# of columns of a fixed size.
 
 from __future__ import annotations
 
@@ -60,14 +57,13 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models of a cohort of k clients, vectors of P entries, and the models that the clients started from. A
-    client's *update* is its model minus the model that it started from.
+    """The models of a cohort, and the models that the clients started from. A client's *update* is the difference.
 
     Args:
         rows: ``[k, P]``, the clients' models.
-        starts: for each of the k clients the model ``[P]`` that it started from; the same tensor object for all clients
-            that started from the global model.
-        block_bytes: the size of a block of columns; None: a size that suits the device.
+        starts: for each of the k clients the model ``[P]`` that it started from, the same tensor object for all that
+            started from the global model.
+        block_bytes: the size of a block of columns. None for one that suits the device.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -89,7 +85,7 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
-        """Return a ClientMatrix that is a view of the first ``end`` columns, such as the parameters without buffers."""
+        """Return a view of the first ``end`` columns, such as the parameters without buffers."""
         part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
         part._common = None if self._common is None else self._common[:end]
         return part
@@ -98,25 +94,23 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Yield slices, each a block of columns of about ``block_bytes``, that cover the columns up to ``end`` (None:
-        all)."""
+        """Yield slices of about ``block_bytes`` that cover the columns up to ``end``."""
         end = self.rows.shape[1] if end is None else end
         width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute the columns ``columns`` of the k clients' updates, a new tensor ``[k, width of the slice]``."""
+        """Compute some columns of the k clients' updates, ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
 
     def update(self, client: int) -> Tensor:
-        """Compute the update ``[P]`` (model minus start point) of the client in row ``client``, a new tensor."""
+        """Compute the update ``[P]`` of the client in row ``client``, a new tensor."""
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """Compute the sum of the k updates, each times its client's entry of ``weights [k]``, over the first ``end``
-        columns (None: all), ``[end]``."""
+        """Compute the sum of the k updates with ``weights [k]`` over the first ``end`` columns."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -124,23 +118,21 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of ``vector`` with each of the k updates, over the first ``len(vector)`` columns,
-        float64 ``[k]``."""
+        """Compute the inner product of ``vector`` with each update's first columns, float64 ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """Compute the Euclidean norms of the k updates over the first ``end`` columns (None: all), without overflow,
-        float64 ``[k]``."""
+        """Compute the updates' Euclidean norms over the first ``end`` columns, float64 ``[k]``."""
+        # No square overflows.
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """Compute the inner products of all pairs of the k updates over the first ``end`` columns (None: all), float64
-        ``[k, k]``."""
+        """Compute the updates' inner products over the first ``end`` columns, float64 ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
             part = self.updates(block).double()

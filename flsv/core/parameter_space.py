@@ -1,9 +1,6 @@
-"""ParameterSpace, the map between a module's floating-point state and one flat vector.
-
-The vector holds the parameters first, then the persistent floating-point buffers (BatchNorm's running statistics). So
-the models of a round's cohort are one ``[k, P]`` matrix, and a coalition's model and the aggregate are products with
-it. Integer buffers (BatchNorm's ``num_batches_tracked``) are not part of the vector.
-"""
+"""ParameterSpace, the map between a module's floating-point state and one flat vector."""
+# The vector holds the parameters first, then the persistent floating-point buffers (BatchNorm's running statistics),
+# but no integer buffers. So a coalition's model and the aggregate are products with the cohort's [k, P] matrix.
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the classifier head's weights in ``vectors [..., P]``, one row per class, ``[..., M, D]``."""
+        """Return the head's weights in ``vectors [..., P]``, one row per class, ``[..., M, D]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -39,9 +36,9 @@ class Head:
 
 
 class ParameterSpace:
-    """The map between a module's floating-point state and vectors ``[P]``; P is the length of such a vector.
+    """The map between a module's floating-point state and vectors ``[P]``.
 
-    The space stores names, shapes and positions, not the module: any module of the same structure can be read and
+    The space stores names, shapes and positions, not the module. Any module of the same structure can be read and
     written. :meth:`unflatten` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
 
     Args:
@@ -49,10 +46,10 @@ class ParameterSpace:
         head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
-            itself; the vector does not hold them.
+            itself, outside of the vector.
         kept: names of further parameters and persistent buffers, including integer ones, that each client keeps to
             itself.
-        constant: names of parameters that never change; the vector does not hold them.
+        constant: names of parameters that never change, outside of the vector.
 
     Attributes:
         size: P, the length of the vector.
@@ -60,14 +57,14 @@ class ParameterSpace:
         private_names: names of the entries that each client keeps to itself.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
         non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
-            attention masks of -inf. Their averages would be NaN, so the vector does not hold them; they must not
+            attention masks of -inf. Their averages would be NaN, so the vector does not hold them. They must not
             change.
-        num_parameters: the length of the vector's first part, the parameters; the rest are buffers.
-        head: the :class:`Head`; None if there is no linear layer, or the vector does not hold the head's weights.
-        unshared_head: the head's name if the vector does not hold the head's weights; else None.
+        num_parameters: the length of the vector's first part, the parameters. The rest are buffers.
+        head: the :class:`Head`. None if there is no linear layer, or the vector does not hold the head's weights.
+        unshared_head: the head's name if the vector does not hold the head's weights, else None.
 
     Raises:
-        ConfigurationError: ``head`` is unknown or names a layer without a weight matrix; parameters are complex.
+        ConfigurationError: ``head`` is unknown or names a layer without a weight matrix, or parameters are complex.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -118,7 +115,7 @@ class ParameterSpace:
         self.head = self._locate_head(module, head)
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
-        """Copy the module's state into ``out``, a vector of length :attr:`size` (None: a new vector), and return it."""
+        """Copy the module's state into ``out [P]``, by default a new vector, and return it."""
         tensors = self._shared(module)
         if out is None:
             out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
@@ -133,10 +130,10 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module has the same parameters and buffers as the module from which this space was created.
+        """Check that the module has the same parameters and buffers as this space.
 
         Raises:
-            ConfigurationError: entries were added or removed; the message names them.
+            ConfigurationError: entries were added or removed. The message names them.
         """
         now = dict(_float_state(module))
         known = self._floating
@@ -156,8 +153,7 @@ class ParameterSpace:
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Write a client's own entries, ``{name: tensor}``, into the module; entries not in ``tensors`` stay
-        unchanged."""
+        """Write a client's own entries into the module, and leave all others."""
         if tensors:
             for name, tensor in named_state(module):
                 if name in tensors:
@@ -170,8 +166,7 @@ class ParameterSpace:
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Return ``{kind: text}`` for the kinds ``"shared"``, ``"private"`` and ``"constant"`` of entries; a text has
-        the number of entries and a hash of their names."""
+        """Return ``{kind: text}`` with the number of shared, private and constant entries and their names' hash."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -185,8 +180,9 @@ class ParameterSpace:
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a vector, or a stack of vectors ``[..., length]``, into views ``{name: tensor [..., *shape]}``. A
-        vector has the length :attr:`size`, or :attr:`num_parameters` if it holds only the parameters."""
+        """Split vectors ``[..., length]`` into views ``{name: tensor [..., *shape]}``. The length is :attr:`size`, or
+        :attr:`num_parameters` for parameters only.
+        """
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}

@@ -1,7 +1,4 @@
-"""Ranks, the communication among a federation's processes, and ClientPlacement, which assigns clients to processes.
-
-:class:`Ranks` itself is for a single process and exchanges nothing; ``flsv.engines.ranks`` is for several processes.
-"""
+"""Ranks, the communication among processes, and ClientPlacement, which assigns clients to them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from torch import Tensor
 
 
 class Ranks:
-    """Communication among the processes (ranks) of a federation; this base class is for a single process.
+    """Communication among the processes (ranks) of a federation, here for a single one.
 
     All ranks must call the same methods in the same order. The argument ``about`` is a name of the exchange. If two
     ranks pass different names, they are out of step, and an error is raised.
@@ -31,28 +28,25 @@ class Ranks:
     aborted = False
 
     def all_gather(self, value: Any, about: str) -> list[Any]:
-        """Return the values that all ranks passed, in the order of the ranks; this rank's own value is not copied."""
+        """Return all ranks' values in their order, this rank's own without a copy."""
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value that rank ``source`` passed; the other ranks' ``value`` is ignored. ``about`` names it in
-        error messages."""
+        """Return the value of rank ``source``, whatever the other ranks' ``value``."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Overwrite each row i of ``matrix [k, P]``, in place and on all ranks, with row i of the ``matrix`` of rank
-        ``owners[i]``."""
+        """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
 
     def abort(self, why: str) -> None:
-        """Tell the other ranks that this rank takes part in no further exchange; their error message contains
-        ``why``."""
+        """Tell the other ranks that this rank takes part in no further exchange."""
 
 
 ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work to workers, the longest first, each to the worker with the least work."""
+    """Assign pieces of work, the longest first, to the worker with the least work."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]
@@ -66,8 +60,8 @@ def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | N
 class ClientPlacement:
     """The assignment of clients to ranks (processes).
 
-    A client that keeps state stays on its rank; the other clients are assigned anew for every cohort, so that all ranks
-    finish at about the same time.
+    A client that keeps state stays on its rank. The others are assigned anew for every cohort, so that all ranks finish
+    at about the same time.
 
     Args:
         ranks: the communication among the processes.
@@ -101,7 +95,7 @@ class ClientPlacement:
 
     @property
     def bound(self) -> frozenset[int]:
-        """Return the numbers of the clients that stay on their rank because they keep state."""
+        """Return the clients that stay on their rank because they keep state."""
         return frozenset(self._bound)
 
     def bind(self, clients: Collection[int]) -> None:
@@ -109,7 +103,7 @@ class ClientPlacement:
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:
-        """Assign the clients of a round's cohort to the ranks anew; the clients in :attr:`bound` stay on their rank."""
+        """Assign a round's cohort to the ranks anew, except :attr:`bound` clients."""
         fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
         owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):

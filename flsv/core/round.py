@@ -1,9 +1,5 @@
-"""Round: the server's knowledge of one round. A metric names the attributes that it needs as arguments of ``update``.
-
-Contribution metrics, aggregators, personalizers and samplers ask for quantities by the names on :class:`Round`.
-Expensive quantities are computed when they are first asked for. ``@after(stage)`` marks a property that is known only
-after that stage; a metric is updated after the latest stage of the quantities that its ``update`` names.
-"""
+"""Round: the server's knowledge of one round, which metrics, aggregators, personalizers and samplers read."""
+# Expensive quantities are computed when they are first asked for.
 
 from __future__ import annotations
 
@@ -31,8 +27,8 @@ Start = Tensor | Client
 
 @dataclass(frozen=True)
 class Round:
-    """One communication round, seen from the server. n = all clients, k = cohort size, P = length of the parameter
-    vector, M = classes, D = weights per class in the classifier head.
+    """One communication round, seen from the server. Shapes use n = all clients, k = cohort size, P = length of the
+    parameter vector, M = classes, D = weights per class in the classifier head.
 
     A metric's ``update`` takes attributes of a round as arguments, and is called as soon as all of them are known.
     ``server_*`` and ``aggregation_weights`` are known after aggregation, ``peer_values`` after personalization,
@@ -50,26 +46,26 @@ class Round:
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
         starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`,
-            which is asked for the vector when it is needed. None: all clients started from the global model.
+            which is asked for it when needed. With None all started from the global model.
         losses: ``[k]``, the mean training loss of each client.
         num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
-        clients: the k clients of the cohort, which can be asked about their data; None outside of a fit.
-        all_clients: all n clients of the federation, in the order of their numbers; None outside of a fit.
-        server_data: the server's validation set; None if it has none.
-        seed: seed of the round's random choices; see :meth:`generator`.
-        chances: function that returns each client's probability ``[n]`` to be drawn into this cohort; None: all clients
-            are drawn.
-        games: the round's ``flsv.games.CoalitionGames`` on the server's validation set; None if there are none.
-        channel: the count of the messages between server and clients; None outside of a fit.
-        server_vector: ``[P]``, the next global model; None before aggregation.
-        aggregation_weights: ``[k]``, the clients' weights in the next global model; None before aggregation.
+        clients: the k clients of the cohort, which can be asked about their data. None outside of a fit.
+        all_clients: all n clients of the federation, in the order of their numbers. None outside of a fit.
+        server_data: the server's validation set, if it has one.
+        seed: seed of the round's random choices, see :meth:`generator`.
+        chances: function that returns each client's probability ``[n]`` to be drawn into this cohort. With None all are
+            drawn.
+        games: the round's ``flsv.games.CoalitionGames`` on the server's validation set, if there are any.
+        channel: the count of the messages between server and clients. None outside of a fit.
+        server_vector: ``[P]``, the next global model. None before aggregation.
+        aggregation_weights: ``[k]``, the clients' weights in the next global model. None before aggregation.
         left_out: ids of the clients whose update was excluded.
         unmeasured: ids of clients whose updates are aggregated but hidden from metrics, because they are far too large.
         peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
-            clients, NaN for models that it did not evaluate; None before personalization, or if clients do not evaluate
+            clients, NaN for models that it did not evaluate. None before personalization, or if clients do not evaluate
             each other's models.
-        trained: the models of coalitions that are trained beside the global model; None before the end of the round, or
+        trained: the models of coalitions that are trained beside the global model. None before the end of the round, or
             if no coalitions are trained.
     """
 
@@ -102,32 +98,31 @@ class Round:
 
     @cached_property
     def matrix(self) -> ClientMatrix:
-        """Return the cohort's models as a matrix, which computes norms, products and weighted sums of updates."""
+        """Return the cohort's models as a matrix that computes on updates."""
         starts = self.starts or [self.global_vector] * len(self)
         return ClientMatrix(self.client_vectors, asked_starts(starts))
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
-        """Return the models that the k clients started from, vectors of P entries, ``[k, P]``; None if all started from
-        the global model.
+        """Return the models that the k clients started from, ``[k, P]``, or None for the global one.
 
-        This is a second matrix of the size of ``client_vectors``."""
+        This is a second matrix of the size of ``client_vectors``.
+        """
         starts = self.matrix.starts
         return None if all(start is self.global_vector for start in starts) else torch.stack(list(starts))
 
     @cached_property
     def client_updates(self) -> Tensor:
-        """Return the updates of the k clients, ``[k, P]``: each client's model, a vector of P entries, minus the model
-        that it started from.
+        """Return each client's model minus the model that it started from, ``[k, P]``.
 
-        This is a second matrix of the size of ``client_vectors``; :attr:`matrix` computes norms and products without
-        it."""
+        This is a second matrix of the size of ``client_vectors``. :attr:`matrix` computes norms and products without
+        it.
+        """
         return self.matrix.updates(slice(None))
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return the part of each of the k clients' updates in the classifier head: one row of D weights and a bias for
-        each of M classes, ``[k, M, D+1]``."""
+        """Return the updates' classifier heads, per class D weights and a bias, ``[k, M, D+1]``."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -136,31 +131,28 @@ class Round:
 
     @cached_property
     def client_head_weights(self) -> Tensor:
-        """Return the classifier head of each of the k clients' models: one row of D weights and a bias for each of M
-        classes, ``[k, M, D+1]``."""
+        """Return the models' classifier heads, per class D weights and a bias, ``[k, M, D+1]``."""
         return self.head.rows(self.client_vectors)
 
     @cached_property
     def inclusion_probabilities(self) -> Tensor:
-        """Return for each of the cohort's k clients the probability with which it was drawn, ``[k]``."""
+        """Return the probability with which each client of the cohort was drawn, ``[k]``."""
         if self.chances is None:
             return torch.ones(len(self), device=self.client_ids.device)
         return self.chances().to(self.client_ids.device)[self.client_ids]
 
     @cached_property
     def senders(self) -> Tensor:
-        """Return the ids of the s clients that have sent an update, int64 ``[s]``: the cohort first, then clients whose
-        update was excluded."""
+        """Return the s clients that sent an update, int64 ``[s]``, the cohort before excluded ones."""
         return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
     def utility(self) -> Any:
-        """Return the coalition game in which a coalition's model is the uniform average of its clients' models, and its
-        utility is the accuracy of this model."""
+        """Return the game whose utility is the accuracy of a coalition's uniform average."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
-        """Return a coalition game of this round's clients; the games of a round evaluate the same model only once.
+        """Return a coalition game of this round's clients. The games of a round evaluate the same model only once.
 
         Args:
             metric: the performance measure of a coalition's model, see :class:`flsv.games.CoalitionUtility`.
@@ -169,38 +161,36 @@ class Round:
         return self._games.utility(metric, weighting)
 
     def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
-        """Compute the inner products g . d_i ``[k]`` of the validation loss's gradient g at the global model with the k
-        clients' updates d_i; with ``order=2`` also d_i^T H d_j ``[k, k]`` with the Hessian H of the loss."""
+        """Compute g . d_i ``[k]`` of the validation loss's gradient g with the updates d_i."""
+        # With `order=2` also d_i^T H d_j [k, k] with the loss's Hessian H. Both are taken at the global model.
         return self._games.gradient_products(order, loss)
 
     def slopes(self, balanced: bool = False) -> Tensor:
-        """Compute the inner products of the validation loss's gradient with the k clients' updates, ``[k]``. With
-        ``balanced`` all classes count equally in the loss."""
+        """Compute the validation loss's gradient times the k clients' updates, ``[k]``. With ``balanced`` all classes
+        count equally in the loss.
+        """
         return self._games.slopes(balanced)
 
     def generator(self, name: str) -> torch.Generator:
-        """Return the random generator called ``name`` in this round; it depends only on the run's seed, the name and
-        the round."""
+        """Return this round's random generator called ``name``, which depends only on seed, name and round."""
         return generator_for(self.seed, name, self.round_index)
 
     @cached_property
     @after("aggregation")
     def server_update(self) -> Tensor:
-        """Return the next global model minus this round's, a vector ``[P]`` of all P parameters and buffers."""
+        """Return the next global model minus this round's, ``[P]``."""
         return self._aggregated("server_vector") - self.global_vector
 
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the average of the clients' updates in the classifier head (M classes, D weights and a bias each),
-        weighted by this round's aggregation weights, ``[M, D+1]``."""
+        """Return the weighted average of the updates' classifier heads, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
     @after("aggregation")
     def server_head_weights(self) -> Tensor:
-        """Return the average of the clients' classifier heads (M classes, D weights and a bias each), weighted by this
-        round's aggregation weights, ``[M, D+1]``."""
+        """Return the weighted average of the models' classifier heads, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
 
     @property
@@ -217,14 +207,14 @@ class Round:
         return self.space.head
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Combine the clients' models x_i with the global model x: the parameters are x + sum_i weights_i (x_i - x).
+        """Combine the clients' models x_i with the global model x. The parameters are x + sum_i weights_i (x_i - x).
 
         Buffers (BatchNorm's statistics) are averages of the clients' own, with the weights normalized to sum to 1,
         because other sums can make a running variance negative. Entries in which all clients' models agree keep exactly
         that value.
 
         Args:
-            weights: ``[k]``; they need not sum to 1.
+            weights: ``[k]``, which need not sum to 1.
 
         Returns:
             The combined model ``[P]``.
@@ -253,23 +243,19 @@ class Round:
         return result
 
     def get(self, name: str) -> Any:
-        """Return the clients' reports called ``name``, ``[k, ...]``; if no strategy declares such reports, return this
-        round's attribute ``name``."""
+        """Return the clients' reports called ``name``, ``[k, ...]``, or else this round's attribute."""
         return self.reports[name] if name in self.reports else getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
-        """Return a copy of this round with the next global model ``[P]`` and the clients' weights ``[k]`` in it; the
-        copy keeps all quantities that were computed so far."""
+        """Return a copy of this round with the next global model ``[P]`` and the weights ``[k]``."""
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:
-        """Return a copy of this round with the attribute ``peer_values`` (``[k, n]``, or None if clients do not
-        evaluate each other's models); the copy keeps all quantities that were computed so far."""
+        """Return a copy of this round with ``peer_values [k, n]``, or None."""
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:
-        """Return the round as metrics see it: without the clients in :attr:`unmeasured`, whose ids are moved to
-        ``left_out``."""
+        """Return the round as metrics see it, with :attr:`unmeasured` clients left out."""
         if not self.unmeasured:
             return self
         rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
@@ -290,8 +276,8 @@ class Round:
     @cached_property
     @after("exchange")
     def coalitions(self) -> Tensor:
-        """Return the K coalitions of clients for which models are trained beside the global model, bool ``[K, n]``; the
-        empty and the full coalition are among them."""
+        """Return the K coalitions for which models are trained, bool ``[K, n]``."""
+        # The empty and the full coalition are among them.
         if self.trained is None:
             raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
         return self.trained.masks
@@ -299,34 +285,31 @@ class Round:
     @cached_property
     @after("exchange")
     def uploaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each of the cohort's k clients has sent in this round, int64
-        ``[k]``."""
+        """Return how many tensor entries each of the k clients has sent, int64 ``[k]``."""
         return self._channel.numbers(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each of the cohort's k clients has received in this round, int64
-        ``[k]``."""
+        """Return how many tensor entries each of the k clients has received, int64 ``[k]``."""
         return self._channel.numbers(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def uploaded_bytes(self) -> Tensor:
-        """Return how many bytes each of the cohort's k clients has sent in this round, float64 ``[k]``."""
+        """Return how many bytes each of the k clients has sent, float64 ``[k]``."""
         return self._channel.bytes(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded_bytes(self) -> Tensor:
-        """Return how many bytes each of the cohort's k clients has received in this round, float64 ``[k]``."""
+        """Return how many bytes each of the k clients has received, float64 ``[k]``."""
         return self._channel.bytes(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def reached(self) -> Tensor:
-        """Return the ids of the r clients that received or sent anything, int64 ``[r]``: the cohort first, then clients
-        whose update was excluded or not finite."""
+        """Return the r clients that received or sent anything, int64 ``[r]``, the cohort first."""
         others = (message.client for message in self._channel.messages)
         return self.client_ids.new_tensor(list(dict.fromkeys([*on_host(self.client_ids), *others])))
 
@@ -337,8 +320,7 @@ class Round:
         return self.channel
 
     def with_coalitions(self, trained: TrainedCoalitions) -> Round:
-        """Return a copy of this round with the models of the coalitions that were trained; the copy keeps all
-        quantities that were computed so far."""
+        """Return a copy of this round with the trained coalitions' models."""
         return self._with(trained=trained)
 
     def _with(self, **changes: Any) -> Round:
@@ -364,16 +346,14 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return ``starts`` with a vector in place of each client: the client is asked for the model that it started from,
-    see :func:`started_from`."""
+    """Return ``starts`` with each client's own start model in place of the client."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model, a vector, that the client started the round from. A server that did not send this model itself
-    runs this at the client by :meth:`Client.ask`."""
+    """Return the model that the client started the round from, as a question to the client."""
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
     return local.start

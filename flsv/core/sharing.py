@@ -1,9 +1,6 @@
-"""Selection of the entries of a model that clients share: all entries, the trainable ones, or those selected by name.
-
-Published methods that share only some entries are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via
-Local Batch Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers",
-2019) and the federated training of adapters, such as LoRA.
-"""
+"""Selection of the entries of a model that clients share."""
+# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
+# training of adapters such as LoRA.
 
 from __future__ import annotations
 

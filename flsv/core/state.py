@@ -1,4 +1,4 @@
-"""The two messages of a round, Instruction and ClientUpdate, and the state of a federation between two rounds."""
+"""The two messages of a round, and the state of a federation between two rounds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Instruction:
     Args:
         round_index: the round, from 0.
         client_id: the client that receives it.
-        seed: the run's seed; the client's random choices follow from it, the round and the client's number.
-        start: ``[P]``, the model to train from; None if the client continues from a model of its own.
+        seed: the run's seed. The client's random choices follow from it, the round and the client's number.
+        start: ``[P]``, the model to train from. None if the client continues from a model of its own.
         tensors: further tensors that strategies send, by the names that they declare in ``Strategy.sends``.
     """
 
@@ -48,11 +48,11 @@ class ClientUpdate:
         client_id: the client that sends it.
         num_samples: the number of samples that the client trained on.
         vector: ``[P]``, the client's model as it sends it.
-        loss: the client's mean training loss; NaN if the module's ``training_step`` returns no loss.
+        loss: the client's mean training loss. NaN if the module's ``training_step`` returns no loss.
         num_steps: the number of optimizer steps that the client took.
         reports: the values that strategies let the client report, by the names that they declare in
             ``Strategy.reports``.
-        traffic: the size of the vector in transit, if it is compressed; None: the size of ``vector``.
+        traffic: the size of the vector in transit, if it is compressed.
     """
 
     client_id: int
@@ -72,21 +72,21 @@ class FederationState:
         num_clients: n.
         seed: the seed from which every random choice derives.
         round_index: the number of completed rounds, which is the index of the current or next round.
-        global_vector: ``[P]``, the global model; None before the first round begins.
+        global_vector: ``[P]``, the global model. None before the first round begins.
         cohort: the clients of the current or next round.
         starts: ``{client id: model [P]}``, the start points of the clients that will not start from the global model.
         trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
-        weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort; None before the first
+        weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort. None before the first
             aggregation.
         client_scores: the last evaluation of the clients' own models, ``{score: values [n]}`` for ``"accuracy"``,
-            ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined; empty before the first
+            ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined. Empty before the first
             evaluation.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
         start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
             :mod:`flsv.federation.reports`.
-        run: the run's random name, set when the run begins if remote clients keep their states themselves; else empty.
+        run: the run's random name, set when the run begins if remote clients keep their states themselves, else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
@@ -112,17 +112,13 @@ class FederationState:
     pending_traffic: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
 
     def model(self) -> Tensor:
-        """Return the global model, a vector of parameters and buffers.
-
-        Raises:
-            RuntimeError: no round has begun.
-        """
+        """Return the global model, a vector of parameters and buffers."""
         if self.global_vector is None:
             raise RuntimeError("there is no global model before the first round begins.")
         return self.global_vector
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
-        """Store the next global model, the weights, and which clients took part or have sent an update."""
+        """Store the next global model, the weights, and who took part or sent an update."""
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
         self.weights = torch.full((self.num_clients,), float("nan"))
@@ -132,7 +128,7 @@ class FederationState:
         self.global_vector = round.server_vector
 
     def note(self, client: int, what: str) -> None:
-        """Record a fault of a client in this round: one entry per client and kind, with the number of times.
+        """Record a fault of a client in this round, one entry per client and kind.
 
         Example:
             >>> state = FederationState(round_index=3)
@@ -154,8 +150,7 @@ class FederationState:
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all fields except ``num_clients`` and ``global_vector``, which a checkpoint stores
-        elsewhere."""
+        """Return copies of all fields that a checkpoint does not store elsewhere."""
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

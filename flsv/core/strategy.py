@@ -26,7 +26,7 @@ never took part has NaN, or the metric's ``prior`` if it has one. A metric witho
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """Facts about a federation that are known before its first round; :meth:`Component.begin` receives them.
+    """Facts about a federation that are known before its first round. :meth:`Component.begin` receives them.
 
     n = clients, M = classes, P = length of the parameter vector.
 
@@ -38,9 +38,9 @@ class FederationInfo:
         split_sizes: ``{split: int64 [n]}`` for ``"train"``, ``"val"`` and ``"test"``, each client's number of samples.
         seed: the seed of the run's random choices.
         optimizers: the clients' optimizers, as the module configures them.
-        strategies: ``{role: strategy}``; the roles are ``"aggregator"``, ``"personalizer"``, ``"sampler"`` and
+        strategies: ``{role: strategy}``. The roles are ``"aggregator"``, ``"personalizer"``, ``"sampler"`` and
             ``"client_algorithm"``.
-        local_epochs: passes over a client's data per round, the fewest of any client; 0 if the loop counts steps.
+        local_epochs: passes over a client's data per round, the fewest of any client. 0 if the loop counts steps.
         uploads: the attacks, noise and compression that clients apply to their updates.
         client_names: the clients' names, by number.
         metrics: the contribution metrics, by name.
@@ -63,11 +63,12 @@ class FederationInfo:
 
 
 class Component(ValidatedArguments, ABC):
-    """Base class of strategies and filters: :meth:`begin` is called before the first round, and the state is saved in
-    checkpoints. ``repr`` shows the constructor's arguments."""
+    """Base class of strategies and filters. Its state is saved in checkpoints, and ``repr`` shows the constructor's
+    arguments.
+    """
 
     def begin(self, federation: FederationInfo) -> None:
-        """Discard the state of an earlier fit, check the federation, and create the new state.
+        """Check the federation and create a new state.
 
         Called before the first round. For a resumed fit ``load_state_dict`` and then :meth:`resume` are called instead.
 
@@ -83,7 +84,7 @@ class Component(ValidatedArguments, ABC):
     saved: ClassVar[Sequence[str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs, by default the attributes that :attr:`saved` names."""
+        """Return the state that the next round needs, by default the :attr:`saved` attributes."""
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -98,10 +99,10 @@ def _held(value: Any) -> Any:
 
 
 class Strategy(Component):
-    """Base class of aggregators, personalizers, samplers and client algorithms, each with one method to override.
+    """Base class of aggregators, personalizers, samplers and client algorithms.
 
     Of the methods below, :meth:`report` runs at the clients, the others run at the server. Methods at the server may
-    use the strategy's attributes; ``report`` may use its arguments, the client's data and the strategy's constructor
+    use the strategy's attributes. ``report`` may use its arguments, the client's data and the strategy's constructor
     arguments, but nothing that the server has learned during the run. A strategy declares the names of the values that
     server and clients send each other (``sends``, ``reports``). Metrics read reports by these names, and two strategies
     cannot use the same name.
@@ -140,20 +141,20 @@ class Strategy(Component):
         """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics evaluate models."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
-        """Return the tensors to send to a client of the cohort beside its start point; called at the server.
+        """Return the tensors that the server sends a client beside its initial model.
 
         Args:
             client: the client's number.
-            start: ``[P]``, the model that the client starts from; None if it continues from a model of its own.
+            start: ``[P]``, the model that the client starts from. None if it continues from a model of its own.
             state: the federation at the start of the round.
 
         Returns:
-            Tensors by names declared in ``sends``; different clients may get different names.
+            Tensors by names declared in ``sends``. Different clients may get different names.
         """
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
-        """Compute the values that the client reports beside its update; called at the client, after its training.
+        """Compute the values that the client reports beside its update, after its training.
 
         Returns:
             Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
@@ -164,12 +165,11 @@ class Strategy(Component):
         """Inspect the finite updates before filters change them, and ask any of the n clients."""
 
     def end_round(self, round: Round) -> None:
-        """Store what the next round needs from this round; called at the server after aggregation and
-        personalization."""
+        """Store at the server what the next round needs from this round."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """Return the models of coalitions of clients that this strategy has trained beside the global model; None if it
-        trains none.
+        """Return the models of coalitions that this strategy has trained, if any.
 
-        Called at the server after :meth:`end_round`."""
+        Called at the server after :meth:`end_round`.
+        """
         return None

@@ -1,4 +1,4 @@
-"""ClientManager: the clients' and the server's data during a fit, and trials of the module before the fit."""
+"""ClientManager: the clients' and the server's data during a fit."""
 
 from __future__ import annotations
 
@@ -35,17 +35,10 @@ Private = Callable[[], Mapping[str, Tensor]]
 
 
 class ClientManager:
-    """The clients of a data module, each a :class:`Client` with its :class:`LocalData`, and the server's data.
+    """The clients of a data module, and the server's data."""
 
-    All clients are evaluated with the trainer's module, each on its own batches. At a site, which has one client,
-    ``first`` is its number in the federation, and ``num_classes`` the federation's number M, if the data lack the last.
-
-    Attributes:
-        channel: counter of the messages between server and clients.
-        locals: each client's data by its number, for code that runs at the client.
-        clients: the clients by number, for code of the server, which can only ask clients for computations.
-        server: the server's data; None if it has no validation set.
-    """
+    # All clients are evaluated with the trainer's module. A site passes its client's number as `first`, and as
+    # `num_classes` the federation's M, since its data may lack the last classes.
 
     def __init__(
         self,
@@ -88,7 +81,7 @@ class ClientManager:
         self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def trained(self, client: int) -> Tensor | None:
-        """Return the model ``[P]`` that a client has trained in this round, unless it is forgotten."""
+        """Return the model ``[P]`` that a client has trained in this round."""
         with opened(self.locals[client]) as local:
             return local.model
 
@@ -111,7 +104,7 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """Make an evaluator of models ``[P]`` on a client's split by a score, which is tried out first."""
+        """Make an evaluator of models ``[P]`` on a client's split by a score."""
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
             found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
@@ -143,11 +136,9 @@ class ClientManager:
     def own_scores(
         self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
     ) -> dict[str, Tensor]:
-        """Score each client's own model ``[P]``, or the global one, on its own test split.
-
-        Returns ``{name: scores [k]}`` for the names in :data:`flsv.scores.class_scores.OWN_SCORES`, NaN for clients
-        without test samples. The trainer's module holds the last client's model afterwards.
-        """
+        """Score each client's own model ``[P]``, or the global one, on its test split."""
+        # Scores [k] are NaN for clients without test samples. The trainer's module holds the last client's model
+        # afterwards.
         module, all_counts = self._trainer.lightning_module, []
         private = self._space.read_private(module)
         for client in clients:
@@ -182,7 +173,7 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Check on one batch that a trainer's module returns logits; ``asking`` begins the error's message."""
+    """Check on one batch that a trainer's module returns logits."""
     module = trainer.lightning_module
     with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:
@@ -198,7 +189,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
-    """Append zeros to samples per client and class ``[n, M']`` for classes that the data lack: ``[n, M]``."""
+    """Append zero counts for classes that the data lack: ``[n, M']`` to ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "

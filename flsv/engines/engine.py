@@ -1,4 +1,4 @@
-"""Engine: trains a round's cohort in one Trainer, one client after the other; other engines are subclasses."""
+"""Engine: trains a round's cohort in one Trainer, one client after the other."""
 
 from __future__ import annotations
 
@@ -40,26 +40,14 @@ Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map between a module and its vectors ``[P]``, which server and clients share, and what is left out."""
+    """Return the map between a module and its shared vectors ``[P]``, and what is left out."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
     shared = sharing(config.share, module, config.head)
     return ParameterSpace(module, config.head, private, **shared._asdict()), shared
 
 
 class Engine:
-    """Trains the clients of a cohort in this process, one after the other, and collects their updates.
-
-    Attributes:
-        space: the map between the module and its vectors ``[P]``.
-        shared: which of the module's entries are in the vectors, and which stay private.
-        manager: the clients' data.
-        options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
-        ranks: the processes that the federation runs on.
-        turn: begins and ends the training of each client; from the start of training on.
-        loop: the Trainer's fit loop, which trains a client's epoch.
-        updates: the clients' updates of the round so far, in the order in which clients trained.
-        broken: ids of the clients that sent no update because their trained model was not finite.
-    """
+    """Trains a cohort's clients in this process, one after the other, and collects their updates."""
 
     ranks: Ranks = ALONE
 
@@ -101,7 +89,7 @@ class Engine:
         """Raise ConfigurationError if this engine cannot compute a metric, whose arguments read ``fields``."""
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make the evaluator of coalitions' models by each metric's measure, and try every kind of evaluation."""
+        """Make the evaluator of coalitions' models by each metric's measure."""
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
         judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
@@ -129,7 +117,7 @@ class Engine:
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
     def _try_evaluations(self, asking: Sequence[Any]) -> None:
-        """Try the evaluations that clients will do for ``ClientEvaluation`` and for ``asking``, on the first client."""
+        """Try the evaluations that clients will do, on the first client."""
         if every := self._config.evaluation.every:
             test = self.data.client_loader(0, "test", shuffle=False)
             try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
@@ -142,7 +130,7 @@ class Engine:
                 try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for clients' training, and restore the counters and masks of a checkpoint, if there is one."""
+        """Prepare for clients' training, and restore a checkpoint's counters and masks."""
         self.turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
             self.turn.state.restore(buffers)
@@ -153,13 +141,13 @@ class Engine:
     # ---- a round
 
     def loader(self) -> Any:
-        """Return the Trainer's train dataloader of the current round; a second call in the round returns the same."""
+        """Return the train dataloader of the current round, the same one at every call."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self._loader = self._load(self._state.cohort)
         return self._loader
 
     def train(self, instructions: dict[int, Instruction]) -> bool:
-        """Train the instructed clients, and return whether all have trained before the fit was told to stop."""
+        """Train the instructed clients, and return whether all of them trained."""
         batches = self._batches()
         self._visits, self._instructions = batches.visits, instructions
         self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
@@ -185,7 +173,7 @@ class Engine:
         self.turn.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
-        """End the present client's training and store its update, or forget the client if its model is not finite."""
+        """Store the present client's update, or forget a client whose model is not finite."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
         update = self.turn.end(out=self._matrix[len(self.updates)])
@@ -197,7 +185,7 @@ class Engine:
         self._visited += 1
 
     def _collude(self) -> None:
-        """Replace the updates of colluding clients by those that the attacks compute, one attack after the other."""
+        """Replace the updates of colluding clients by the attacks' updates."""
         start, cut = self.global_vector, self.space.num_parameters
         ids, place = [update.client_id for update in self.updates], (self._state.num_clients, self._state.round_index)
         for attack in (each for each in self._config.uploads if isinstance(each, Collusion)):
@@ -230,12 +218,12 @@ class Engine:
 
     @property
     def heard(self) -> set[int]:
-        """Return the ids of the clients that have trained, also of those whose trained model was not finite."""
+        """Return the ids of the clients that have trained, finite model or not."""
         return {*self.broken, *(update.client_id for update in self.updates)}
 
     @property
     def client(self) -> int | None:
-        """Return the id of the client that trains now; None after the cohort's last client."""
+        """Return the id of the client that trains now, or None after the last."""
         return self._visits[self._visited].client if self._visited < len(self._visits) else None
 
     @property
@@ -245,18 +233,18 @@ class Engine:
 
     @property
     def matrix(self) -> Tensor:
-        """Return the models ``[k, P]`` that k clients have sent in this round, in the order of ``updates``."""
+        """Return the clients' models ``[k, P]`` in the order of ``updates``."""
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` as trained, before uploads, without clients that are left out."""
+        """Return ``{client id: model [P]}`` as trained, before uploads."""
         models = {update.client_id: self.manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
     # ---- the end of a round
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget what clients have changed whose updates the server has excluded, as if they had not taken part."""
+        """Forget what excluded clients have changed, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
             self.turn.state.next_buffers = None  # the next global model keeps the counters of the round's start
         for client in clients:
@@ -268,7 +256,7 @@ class Engine:
         self._forget()
 
     def finish_epoch(self) -> None:
-        """Let Lightning end its epoch: it validates and saves the module, which holds the next global model."""
+        """Let Lightning end its epoch with the next global model in the module."""
         self.loop.end_round()
 
     def commit(self) -> None:
@@ -276,10 +264,10 @@ class Engine:
         self.store.commit()
 
     def settle(self) -> None:
-        """End a round, after the next round's cohort is drawn; this engine has nothing to do then."""
+        """End a round, after the next round's cohort is drawn."""
 
     def discard(self) -> bool:
-        """Forget an unfinished round, and return whether there was one that was not yet forgotten."""
+        """Forget an unfinished round, and return whether there was one."""
         self.store.discard()
         if not self.begun or self.discarded:
             return False
@@ -296,18 +284,18 @@ class Engine:
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score each client's own model on the client's own test split: ``{name of the score: scores [n]}``."""
+        """Score each client's own model on its test split: ``{score: [n]}``."""
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**Engine.received(self, instruct), **trained}
         return self.manager.own_scores(self._mine(), models, state.model())
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the clients that would start from another model than the global one."""
+        """Return ``{client id: model [P]}`` of clients that would not start from the global model."""
         return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Write the files (pictures, tables) that clients have stored in a round into their folders."""
+        """Write the files that clients have stored in a round."""
         names = client_folders(self.data.client_names)
         for client in set(self._mine()).intersection(cohort):
             with opened(self.manager.locals[client]) as local:
@@ -336,11 +324,11 @@ class Engine:
         return range(self._state.num_clients)
 
     def _batches(self) -> Any:
-        """Return the batches on which clients train; in this engine the Trainer's train dataloader."""
+        """Return the batches on which clients train."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        """Make the loader of the batches that the given clients train on in the current round."""
+        """Make the loader of the given clients' batches in the current round."""
         return CohortLoader(
             self.data,
             clients,
@@ -351,7 +339,7 @@ class Engine:
 
 
 class IdleEngine(Engine):
-    """Base class of engines that do not train by Lightning's loop, which gets one idle batch per round."""
+    """Base class of engines that train without Lightning's loop, which gets one idle batch per round."""
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)
@@ -367,7 +355,7 @@ class IdleEngine(Engine):
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
-    """Say for a message which client trained when an error happened, and in which round, counted from 1.
+    """Say which client trained when an error happened, and in which round.
 
     Example:
         >>> where(None, 5)

@@ -60,18 +60,19 @@ def from_record(record: RecordDict) -> Packet:
 class GridTransport:
     """Transport of packets to sites over a Flower Grid.
 
-    A SuperNode answers one message after the other; a message expires if the SuperNode does not fetch it in time.
+    A SuperNode answers one message after the other. A message that it does not fetch in time expires.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def present(self) -> dict[int, str]:
-        """Return ``{node id: name}`` of the connected nodes; ``flwr supernode register KEY --name NAME`` sets names."""
+        """Return ``{node id: name}`` of the connected nodes."""
+        # `flwr supernode register KEY --name NAME` sets the names.
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets by node id, and yield the replies, or why there is none, within ``seconds``."""
+        """Send packets by node id, and yield replies, or the reasons for their absence."""
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
@@ -105,9 +106,9 @@ def client_app(
 
     Start a SuperNode with ``--node-config 'folder="/data/boston"'``. ``folder`` is the folder in which the site keeps
     its state between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is
-    the path of a file with the limits that the site's owner sets (:class:`flsv.engines.remote.SitePolicy`); no app can
-    change it. All other entries of the configuration are for ``make_datamodule``. A site has the name under which the
-    SuperLink's operator has registered its key: ``flwr supernode register KEY --name Boston``.
+    the path of a file with the limits that the site's owner sets (:class:`flsv.engines.remote.SitePolicy`), which no
+    app can change. All other entries of the configuration are for ``make_datamodule``. A site has the name under which
+    the SuperLink's operator has registered its key: ``flwr supernode register KEY --name Boston``.
 
     Args:
         make_module: a function that makes the LightningModule, the same as the server's module.
@@ -172,24 +173,24 @@ def server_app(
     """Make a Flower ServerApp that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
 
     The loop computes metrics, aggregation and personalization, and writes TensorBoard logs, ``contributions.csv`` and
-    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from this checkpoint: after a
-    crash, start the server again.
+    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from it. After a crash, start the
+    server again.
 
-    A site that is away or late, or whose reply is not a valid and finite model, is named in the log and left out of the
-    round; its contributions keep their values.
+    A site that is away or late, or whose reply is not a valid and finite model, is left out of the round. The log names
+    it, and its contributions keep their values.
 
-    The file ``status.json`` in the folder reports whether the run is running, has finished or has failed, for which
-    sites it waits and, at the end, the sites' faults: ``flwr run`` exits with status 0 even if the run has failed.
+    The file ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, the
+    sites' faults. ``flwr run`` exits with status 0 even if the run has failed.
 
     Args:
         make_module: a function that makes the LightningModule.
         make_loop: a function that makes the loop.
-        sites: the names of all sites, as their keys are registered; the first site is client 0.
+        sites: the names of all sites, as their keys are registered. The first site is client 0.
         rounds: the number of rounds.
-        num_classes: the number of classes, for metrics per class; the server does not see labels.
+        num_classes: the number of classes, for metrics per class. The server does not see labels.
         class_names: the names of the classes.
         datamodule: a function that makes the server's own data module, on whose validation data coalitions' models are
-            evaluated; None if the server has no data.
+            evaluated. None if the server has no data.
         folder: the run's folder.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: the time in seconds that a site has for each message's work.
@@ -201,8 +202,9 @@ def server_app(
         The ServerApp.
 
     Raises:
-        ConfigurationError: before any site is contacted: a metric or strategy cannot work with remote sites; before the
-            first round: a site has another version, module or settings, or announces more than ``max_samples``.
+        ConfigurationError: a metric or strategy cannot work with remote sites, which is checked before any site is
+            contacted. Or a site has another version, module or settings, or announces more than ``max_samples``, which
+            is checked before the first round.
     """
     if not RequirementCache(f"flwr<={TESTED}.99"):
         warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)

@@ -1,5 +1,5 @@
-"""A resident process that answers all messages to a site. Flower starts a process for every message, which passes the
-message on to it."""
+"""A resident process that answers all messages to a site."""
+# Flower starts a process for every message, which passes the message on to the resident one.
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ _log = logging.getLogger(__name__)
 
 
 def resident(app: str, *, idle: float = 300.0) -> ClientApp:
-    """Make a Flower ClientApp that passes every message on to one resident process, which imports the real app once.
+    """Make a Flower ClientApp that answers messages in one resident process.
 
-    Flower starts a process for every message, in which the import of torch and Lightning takes most of the time. Put
-    the call of this function into a file that imports nothing else, and name the result as ``clientapp`` in
-    ``pyproject.toml``.
+    Flower starts a process for every message, in which the import of torch and Lightning takes most of the time. The
+    resident process imports the real app once. Put the call of this function into a file that imports nothing else, and
+    name the result as ``clientapp`` in ``pyproject.toml``.
 
-    A site has one resident process. It is reached through a socket, with a key in the site's folder; only the site's
-    user can read the socket and the key. The process ends with the SuperNode, with a message of another run, with
-    another key, or if no message has come for ``idle`` seconds. If it dies while it answers a message, a new process
-    answers the message once more. Messages of a second SuperNode with the same folder fail. On Windows, or if Flower
-    installs dependencies for each message, each message is answered in a process of its own.
+    A site has one resident process, reached through a socket with a key in the site's folder. Only the site's user can
+    read them. The process ends with the SuperNode, with a message of another run, with another key, or if no message
+    has come for ``idle`` seconds. If it dies while it answers a message, a new process answers the message once more.
+    Messages of a second SuperNode with the same folder fail. On Windows, or if Flower installs dependencies for each
+    message, each message is answered in a process of its own.
 
-    The data module is made once: data that change within a run are seen after the next start of the SuperNode.
+    The data module is made once. Data that change within a run are seen after the next start of the SuperNode.
 
     Args:
-        app: the place to import the real ClientApp from, as ``"package.module:name"``; the real app is made by
-            :func:`flsv.engines.flower.client_app`.
-        idle: seconds without a message after which the process ends. 0: every message has a process of its own.
+        app: the place to import the real ClientApp from, as ``"package.module:name"``.
+            :func:`flsv.engines.flower.client_app` makes the real app.
+        idle: seconds without a message after which the process ends. With 0 every message has its own process.
 
     Returns:
         The ClientApp that passes messages on.
@@ -86,10 +86,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
 
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
-    """Answer a message in this process: the reply, the app's state in Flower's context, and None.
-
-    After an error these are None, None and the error's class: its text may hold samples, and must not reach the server.
-    """
+    """Answer a message in this process: the reply, the app's state, and None."""
+    # After an error these are None, None and the error's class. Its text may hold samples, and must not reach the
+    # server.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module, _, name = app.partition(":")
     try:
@@ -127,7 +126,7 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Answer messages until the resident process is no longer needed; this is what the process runs."""
+    """Answer messages until the resident process is no longer needed."""
     app, own_run, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     lock = FileLock(f"{key}.lock")  # until the process ends

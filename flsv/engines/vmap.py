@@ -1,4 +1,4 @@
-"""VmapProcess: the engine that trains many clients at once in this process, as one batched model."""
+"""VmapProcess: the engine that trains many clients at once, as one batched model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client that waits to train as a row: its context, its model's parameters and buffers, its batches."""
+    """A client that waits to train as a row of the batched model."""
 
     turn: ClientContext
     state: State
@@ -35,27 +35,28 @@ class _Begun(NamedTuple):
 
 @checked
 class VmapProcess(IdleEngine):
-    """The engine ``FederatedLoop(engine="vmap")``, which trains many small clients at once with ``torch.func.vmap``.
+    """The engine ``"vmap"``, which trains many small clients at once.
 
-    The engine works for modules with automatic optimization whose ``training_step`` is a function of the module's
-    parameters, its buffers and the batch, with one of torch's elementwise optimizers. Other modules are refused before
-    training. Before its first round, every run trains a few batches of a client both ordinarily and batched, and raises
-    an error unless the results agree to 1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not to
-    the bit; runs of this engine resume bit for bit if the number of clients at once stays the same.
+    With ``FederatedLoop(engine="vmap")`` clients train under ``torch.func.vmap``. The engine works for modules with
+    automatic optimization whose ``training_step`` is a function of the module's parameters, its buffers and the batch,
+    with one of torch's elementwise optimizers. Other modules are refused before training. Before its first round, every
+    run trains a few batches of a client both ordinarily and batched, and raises an error unless the results agree to
+    1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not to the bit. Runs of this engine resume
+    bit for bit if the number of clients at once stays the same.
 
     Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
-    own callbacks that are known to change nothing; their hooks are called for one idle batch per round.
+    own callbacks that are known to change nothing. Their hooks are called for one idle batch per round.
 
     Beside the models of the whole cohort, memory holds the model, gradient, optimizer state, training batches and
     activations of every client in the chunk that trains at once.
 
     Args:
         options: the arguments of :class:`flsv.engines.engine.Engine`.
-        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU. It is halved when memory
-            runs out.
+        chunk: the number of clients that are trained at once. None means 50 on a CPU, 256 on a GPU. It is halved when
+            memory runs out.
 
     Raises:
-        ConfigurationError: the clients cannot be trained at once; the message gives the reason.
+        ConfigurationError: the clients cannot be trained at once. The message gives the reason.
 
     Example:
         >>> from functools import partial
@@ -75,7 +76,7 @@ class VmapProcess(IdleEngine):
 
     @property
     def client(self) -> int | None:
-        """Return the client whose training begins or ends at this moment; None while many train at once."""
+        """Return the client whose training begins or ends now, None while many train."""
         return self._now
 
     @property
@@ -91,7 +92,7 @@ class VmapProcess(IdleEngine):
         return self._load(self._state.cohort)
 
     def _train(self, batches: Any) -> None:
-        """Train the cohort chunk by chunk; each client begins and ends as alone, while the module holds its model."""
+        """Train the cohort chunk by chunk."""
         self._given = iter(batches)
         named = (*self._module.named_parameters(), *self._module.named_buffers())
         self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
@@ -104,7 +105,7 @@ class VmapProcess(IdleEngine):
         add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _waiting(self, visit: ClientBatches) -> _Begun:
-        """Begin a client's training, and return the client ready for the batched model."""
+        """Begin a client's training, and return it ready for the batched model."""
         self._now = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
@@ -117,7 +118,7 @@ class VmapProcess(IdleEngine):
         return _Begun(turn, state, given)
 
     def _train_rows(self, begun: list[_Begun]) -> None:
-        """Train a chunk of clients as one batched model, in halves if memory runs out, then end each client."""
+        """Train a chunk of clients as one batched model, in halves if memory runs out."""
         found: tuple[State, Tensor] | None = None
         try:
             states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}

@@ -1,6 +1,4 @@
-"""FederatedLoop, the callback that runs a federation's rounds in a Trainer, with its checkpoints and reports. The steps
-of a round are in other packages.
-"""
+"""FederatedLoop, the callback that runs a federation's rounds in a Trainer."""
 
 from flsv.federation.loop import FederatedLoop
 

@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, which undoes its changes to the trainer at the end."""
+"""LightningFit: one ``Trainer.fit`` of a federation, whose changes end with it."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class LightningFit:
     # ---- between rounds
 
     def _score_round(self, ended: bool = False) -> None:
-        """Score the module as it is after all hooks of a round, if metrics value the round."""
+        """Score the module after all hooks of a round, if metrics value the round."""
         if self.loop.begun and not self.loop.within:
             module, last = self.trainer.lightning_module, self.state.round_index - 1
             changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
@@ -244,7 +244,7 @@ class LightningFit:
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """Return the state that the next round needs; score the last round first."""
+        """Score the last round, and return the state that the next one needs."""
         self._score_round()
         engine = None if self.federation is None else self.federation.engine
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.loop.within)}
@@ -265,7 +265,7 @@ class LightningFit:
     # ---- the end
 
     def finish(self) -> None:
-        """Score the last round, train coalitions that metrics still need, and write the final results."""
+        """Score the last round, train missing coalitions, and write the final results."""
         self._score_round(ended=True)
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
@@ -289,7 +289,7 @@ class LightningFit:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Add the client and the round to an error, and restore the trainer and the module."""
+        """Add client and round to an error, and restore trainer and module."""
         try:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.

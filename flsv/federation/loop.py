@@ -1,9 +1,6 @@
-"""FederatedLoop: the callback that runs a federation's rounds in a Trainer, and is its server.
-
-One ``Trainer.fit`` is the whole federation and one epoch is one round; the LightningModule holds each client's model in
-turn and, between rounds, the global model. :class:`flsv.federation.run.FederationRun` has the steps of a round; this
-module has Lightning's hooks.
-"""
+"""FederatedLoop: the callback that is a federation's server in a Trainer."""
+# One fit is the whole federation and one epoch is one round. The LightningModule holds each client's model in turn and,
+# between rounds, the global model.
 
 from __future__ import annotations
 
@@ -54,17 +51,17 @@ _ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
-    """Callback that trains a LightningModule as a federation, and measures each client's contribution during training.
+    """Callback that trains a LightningModule as a federation and measures contributions.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` applies to each client and local epoch, at whose end gradient
-    accumulation ends, too. Validation uses the global model. A checkpoint always holds the state between two rounds,
+    the number of rounds. ``limit_train_batches`` applies to each client and local epoch. Gradient accumulation ends
+    with each of these epochs. Validation uses the global model. A checkpoint always holds the state between two rounds,
     and a resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming
     with other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
     difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, options of optimizers that have no
-    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
+    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn. The new values take effect.
 
-    A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
+    A scheduler with ``interval="epoch"`` steps once a round. Every client has its own scheduler with
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
     of steps in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
@@ -75,35 +72,35 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     Args:
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
-        metrics: contribution metrics by name, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
+        metrics: contribution metrics by name, or a ``MetricCollection``. ``loop.metrics[name]`` is the live metric. In
             Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
         personalizer: the personalizer, which gives each client its own start point. Default: all clients start from the
             global model.
         sampler: the sampler, which draws each round's cohort. Default: every client takes part.
         client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
-        uploads: changes that clients make to their updates before sending them, in this order: attacks, which the
-            server does not know of; ``flsv.privacy.GaussianPrivacy``, whose budget ends the fit and which adds the
-            metric ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
+        uploads: changes that clients make to their updates before sending them. The order is attacks, which the server
+            does not know of, ``flsv.privacy.GaussianPrivacy``, whose budget ends the fit and which adds the metric
+            ``"epsilon"``, and compression, such as ``flsv.uploads.TopK``.
         filters: filters that the server applies to a cohort's updates before it measures and averages them, in this
             order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
             numerically, are always dropped.
-        local_epochs: the number of passes over a client's data per round; such numbers by client,
-            ``{"Boston": 2, "Lyon": 1}``; or ``"100 steps"``, the same number of optimizer steps (with manual
-            optimization, of batches) for every client. A client with fewer batches then passes over its data again, in
-            a new order, and one with more trains on a part of them. Weights stay those of the aggregator.
-        optimizer_state: ``"reset"`` starts each round with a fresh optimizer; ``"persist"`` restores the client's state
+        local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
+            or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches) for every
+            client. A client with fewer batches then passes over its data again, in a new order, and one with more
+            trains on a part of them. Weights stay those of the aggregator.
+        optimizer_state: ``"reset"`` starts each round with a fresh optimizer, ``"persist"`` restores the client's state
             from its last round.
-        share: the entries of the module that are shared: ``"all"``; ``"trainable"``, the parameters that require a
-            gradient when the fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]``
-            (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`; or a function of an entry's name
-            and tensor. Everything else stays local: each client keeps its own copy for training and evaluation, and the
-            global model keeps the initial values.
+        share: the entries of the module that are shared. These are ``"all"``, ``"trainable"`` (the parameters that
+            require a gradient when the fit begins, and all buffers, as for adapters and LoRA), a list of names, such as
+            ``["!norm"]`` (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`, or a function of an
+            entry's name and tensor. Everything else stays local: each client keeps its own copy for training and
+            evaluation, and the global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
         reporting: options of tables, figures and files, see :class:`flsv.results.folder.Reporting`.
         seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
-        engine: how clients are trained. ``"sequential"``: one after the other; ``"vmap"``: many small clients at once,
-            see :class:`flsv.engines.vmap.VmapProcess`; or, in Python, a function that returns an engine.
+        engine: how clients are trained. ``"sequential"`` trains one after the other, ``"vmap"`` many small clients at
+            once, see :class:`flsv.engines.vmap.VmapProcess`. In Python it may be a function that returns an engine.
 
     Raises:
         ConfigurationError: an argument or combination is wrong, before training starts.
@@ -166,9 +163,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
-        """Make a new loop with some arguments changed; the arguments of an existing loop cannot be set.
+        """Make a new loop with some arguments changed.
 
-        Metrics, strategies, uploads and filters are copied, so that the loops share no state.
+        The arguments of an existing loop cannot be set. Metrics, strategies, uploads and filters are copied, so that
+        the loops share no state.
 
         Args:
             **changes: new values of arguments, by name.
@@ -231,7 +229,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state for a checkpoint: everything that the next round needs, except the global model."""
+        """Return all that the next round needs, except the global model."""
         return {
             **self.state.state_dict(),
             **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
@@ -255,7 +253,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Check that this fit can resume from a saved ``state_dict`` of a loop.
 
         Raises:
-            ConfigurationError: the fit cannot resume; the message names the difference.
+            ConfigurationError: the fit cannot resume. The message names the difference.
         """
         seed = self._lightning_fit and self._lightning_fit.given_seed
         check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
@@ -294,27 +292,27 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def contributions(self) -> dict[str, Contribution]:
-        """Return the metrics' current values ``[n]``, one per client, by the metric's name.
+        """Return the metrics' current values ``[n]`` by the metric's name.
 
         Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
-        the high ends ``[n]`` of the values' intervals; an attribute is None if the metric has no such values."""
+        the high ends ``[n]`` of the values' intervals. An attribute is None if the metric has no such values.
+        """
         values = self.contribution_metrics.contributions
         return {name: contribution(self.metrics[name], value) for name, value in values.items()}
 
     @property
     def round_index(self) -> int:
-        """Return the number of completed rounds, which is also the index of the current or next round."""
+        """Return the number of completed rounds, the index of the current or next one."""
         return self.state.round_index
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the clients' weights ``[n]`` in the last aggregation, NaN outside its cohort; None before the first
-        aggregation."""
+        """Return the clients' last aggregation weights ``[n]``, NaN outside the cohort, if any."""
         return self.state.weights
 
     @property
     def participations(self) -> Tensor:
-        """Return, for each client, the number of rounds whose aggregation included its update, int64 ``[n]``."""
+        """Return the number of rounds that included each client's update, int64 ``[n]``."""
         return self.state.participations
 
     @property
@@ -324,8 +322,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """Return the accuracies ``[n]`` of the clients' own models in their last evaluation; None before the first
-        evaluation."""
+        """Return the last accuracies ``[n]`` of the clients' own models, if any."""
         return self.state.client_scores.get("accuracy")
 
     @property
@@ -338,14 +335,14 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """Return a list with one event for each client and kind of fault in this run; it has the number of times that
-        the fault occurred."""
+        """Return one event per client and kind of fault, with the number of times."""
         return events_of(self.filters, self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (faulty, sent)}`` of the clients with faulty updates: the number of rounds in which the
-        update was not finite or far too large, and the number in which the client sent an update."""
+        """Return ``{client: (faulty, sent)}`` of the clients with faulty updates. These are the rounds in which the
+        update was not finite or far too large, and those in which the client sent an update.
+        """
         return faults_in(self.events)
 
     @property
@@ -356,21 +353,22 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def current_client(self) -> int | None:
-        """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
+        """Return the id of the client that trains now, if any."""
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the clients whose next start point is not the global model."""
+        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the metrics' current values, the last weights and the last scores of clients' own models as a tidy
-        DataFrame with the columns of :func:`flsv.read_run`; :meth:`history` returns all rounds."""
+        """Return the current values, weights and scores as a tidy DataFrame. It has the columns of
+        :func:`flsv.read_run`. :meth:`history` returns all rounds.
+        """
         names = None if self._lightning_fit is None else self._lightning_fit.data.client_names
         return current_table(self.contribution_metrics, self.state, names)
 
     def history(self) -> pandas.DataFrame:
-        """Return the values of all rounds, as :func:`flsv.read_run` reads them from the run's folder.
+        """Return the values of all rounds, as :func:`flsv.read_run` does.
 
         Raises:
             ConfigurationError: the fit has written no files.

@@ -1,4 +1,4 @@
-"""RunReports, which passes each round's result to all sinks (files, loggers), and Contribution, a metric's values."""
+"""RunReports, which passes rounds' results to all sinks, and Contribution, a metric's values."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class RunReports:
             self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
-        """Make the run's final result, and pass it to all sinks; after a trial, say what clients can be valued by."""
+        """Pass the run's final result to all sinks, and after a trial say what can value clients."""
         if self._trainer.fast_dev_run:
             rank_zero_info(f"flsv: {self._tried()}")
         result = self._result(learning_record(self._federation) if self._learning_is_told else {})
@@ -266,13 +266,7 @@ class ClientPictures(Sink):
 
 
 class Contribution(Tensor):
-    """Tensor with a metric's values ``[n]``, one per client, as tables show them, and with further attributes.
-
-    Attributes:
-        by_class: ``[n, M]``, the values per class or other column; None if the metric has no columns.
-        interval: the low and the high ends of the values' intervals, ``[n]`` each, see
-            :meth:`flsv.metrics.ContributionMetric.intervals`; None if they are not known.
-        pending: the reason, as text, why there are no values yet; None if there are values.
+    """Tensor with a metric's values ``[n]``, values per class and interval.
 
     Example:
         >>> import torch
@@ -343,11 +337,9 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
 
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
-    """Return ``{metric: {"by", "value", "majority"}}``: the global model's performance by the metric's measure.
-
-    The value is None if it is not finite. The majority is the accuracy of an answer that is always the most frequent
-    class, None by another measure.
-    """
+    """Return the global model's performance by each metric's measure."""
+    # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
+    # by another measure.
     model, scores, found = run.state.model(), dict[Any, Any](), {}
     for name, measure in run.metrics.performances.items():
         other = measure if isinstance(measure, ModelScore) else None
@@ -366,8 +358,9 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 
 
 def learning_record(run: FederationRun) -> dict[str, Any]:
-    """Return entries of ``run.json`` after the last round: ``"paid_in"``, by metric the performance at the run's start
-    and end, the majority class's accuracy, and the sum of the clients' values."""
+    """Return entries of ``run.json`` after the last round."""
+    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, and the sum
+    # of values.
     values = run.metrics.contributions
     return {
         "paid_in": {

@@ -1,4 +1,4 @@
-"""Checks of whether a run can be resumed from a checkpoint, made before any of it is loaded."""
+"""Checks of whether a run can be resumed from a checkpoint, before any is loaded."""
 
 from __future__ import annotations
 

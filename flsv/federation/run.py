@@ -1,4 +1,4 @@
-"""FederationRun: one run of a federation, round by round; RunState: the state of clients, optimizers and files."""
+"""FederationRun and RunState: one run of a federation, and the state of its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contributions: wrapper of a strategy of Flower that measures each client's contribution to each round."""
+"""Contributions: wrapper of a strategy of Flower that measures contributions."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _log = logging.getLogger("flwr")
 
 
 class Contributions(Strategy):
-    """Wrapper of a strategy of Flower's message API that measures each client's contribution to each round.
+    """Wrapper of a Flower strategy that measures each client's contributions.
 
-    The wrapper passes all calls on to the strategy, and the trained model is bit for bit the same as without the
-    wrapper. Before the strategy aggregates a round's replies, :func:`flsv.value_round` computes the clients' values.
-    The wrapper adds them to the round's MetricRecord, as entries such as ``"value/Boston"``, which Flower logs and
-    stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far. It is NaN in a
-    round in which the client sent no model.
+    The strategy uses Flower's message API. The wrapper passes all calls on to it, and the trained model is bit for bit
+    the same as without the wrapper. Before the strategy aggregates a round's replies, :func:`flsv.value_round` computes
+    the clients' values. The wrapper adds them to the round's MetricRecord, as entries such as ``"value/Boston"``, which
+    Flower logs and stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far.
+    It is NaN in a round in which the client sent no model.
 
     A client has the name under which its SuperNode is registered. Without such a name, the ``"partition-id"`` that its
     app puts into the reply's MetricRecord. Without this entry, the id of its node.
 
     All metrics are computed after each round. A coalition's model is the average of its clients' replies, weighted by
-    samples (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
-    aggregates in another way, as FedAdam and Krum do. The models of coalitions are averages of the clients' replies,
-    not trained on their own, so do not pay by these values.
+    samples (the strategy's ``weighted_by_key``) or, without such an entry, equally, even if the strategy aggregates in
+    another way, as FedAdam and Krum do. The models of coalitions are averages of the clients' replies, not trained on
+    their own, so do not pay by these values.
 
-    If a round's values cannot be computed, training goes on: a warning gives the reason, and the round's values are
+    If a round's values cannot be computed, training goes on. A warning gives the reason, and the round's values are
     NaN.
 
     Args:
@@ -132,8 +132,9 @@ class Contributions(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Compute the clients' values from their replies, let the strategy aggregate the replies, and add the values to
-        the strategy's MetricRecord. For the arguments see Flower's ``Strategy.aggregate_train``."""
+        """Let the strategy aggregate the replies, and add the clients' values to its MetricRecord. For the arguments
+        see Flower's ``Strategy.aggregate_train``.
+        """
         replies = list(replies)
         values = {}
         try:

@@ -1,4 +1,4 @@
-"""Coalition games for rounds that no Trainer runs. The models are those of a plain network or a LightningModule."""
+"""Coalition games for rounds that no Trainer runs."""
 
 from __future__ import annotations
 

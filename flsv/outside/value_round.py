@@ -1,9 +1,4 @@
-"""value_round: measures the clients' contributions to a round that another framework, or the user's own loop, has run.
-
-It serves loops in plain PyTorch or Fabric, and other frameworks, such as an NVFlare aggregator. For a Flower strategy
-:class:`flsv.outside.flower.Contributions` calls it. It trains nothing and changes no global model. The metrics and
-their results are those of a :class:`flsv.FederatedLoop`.
-"""
+"""value_round: measures contributions to a round that another loop has run."""
 
 from __future__ import annotations
 
@@ -69,7 +64,7 @@ class RoundValues:
         return self.values[metric]
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the values with one row per metric, client and class, and the columns of :func:`flsv.read_run`."""
+        """Return a row per metric, client and class, with the columns of :func:`flsv.read_run`."""
         return self.table[[*COLUMNS]]
 
 
@@ -93,9 +88,10 @@ def value_round(
     round_index: Annotated[int, Ge(0)] | None = None,
     seed: int = 0,
 ) -> RoundValues:
-    """Measure how much each client contributed to one round of federated training.
+    """Measure how much each client contributed to one round.
 
-    Metrics keep their state: pass the same metric objects after every round, and the values cover all rounds so far.
+    Metrics keep their state. Pass the same metric objects after every round, and the values cover all rounds so far.
+    Nothing is trained, and no global model changes.
 
     Args:
         module: a module with the models' structure: any network, one set up by Fabric, or a LightningModule. It is not

@@ -1,5 +1,4 @@
-"""Checks of your own metrics, aggregators, client algorithms and sources of data, like scikit-learn's
-``check_estimator``; nothing that only flsv's own tests use.
+"""Checks of your own parts, like scikit-learn's ``check_estimator``.
 
 >>> from flsv.aggregation import FedAvg
 >>> check_aggregator(FedAvg(server_lr=0.5))
@@ -41,9 +40,9 @@ def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) 
     Args:
         metric: the metric, constructed without ``num_clients`` and ``num_classes``, which the checks set.
         given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round, such as clients'
-            reports; each function gets the :class:`flsv.Round` and returns the argument's value.
-        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass; ``module``, a
-            function that returns the LightningModule of the fits; and further arguments of the
+            reports. Each function gets the :class:`flsv.Round` and returns the argument's value.
+        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass, ``module``, a
+            function that returns the LightningModule of the fits, and further arguments of the
             :class:`flsv.FederatedLoop`.
 
     Raises:
@@ -84,14 +83,14 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
 
 
 def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **options: Any) -> None:
-    """Check a source of data, that is, an object that opens data of one kind.
+    """Check a source, which opens data of one kind.
 
     Args:
         source: the source, with the methods ``match`` and ``open``.
         given: an example of data that the source opens: the ``Path`` of an existing file or folder, a name, or an
             object.
         broken: examples of data that the source matches but cannot open.
-        options: ``expected_failures``, see :func:`check_metric`; and further arguments of the
+        options: ``expected_failures``, see :func:`check_metric`, and further arguments of the
             :class:`flsv.FederatedDataModule` that partitions the example, such as ``labels``.
 
     Raises:
@@ -101,7 +100,7 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
 
 
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
-    """Return a decorator that runs a pytest test with the argument ``check`` once for each check of each part.
+    """Return a decorator that runs a pytest test once for each ``check``.
 
     Args:
         parts: the metrics, aggregators and client algorithms to check.

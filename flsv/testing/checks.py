@@ -1,5 +1,6 @@
-"""Runner of checks. A case is an object under test (a "part", such as a metric) with everything that its checks need. A
-check is a function of a case; its docstring, with advice for the part's author, is printed if the check fails."""
+"""Runner of checks, each a function of a case."""
+# A case is an object under test (a "part") with all that its checks need. A check's docstring, with advice for the
+# part's author, is printed if the check fails.
 
 from __future__ import annotations
 
@@ -22,8 +23,7 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """A part under test (a metric, an aggregator, a client algorithm or a source), with everything that its checks
-    need."""
+    """A part under test, with everything that its checks need."""
 
     checks: Sequence[Check] = ()
 
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One check of one part; a call runs it."""
+    """One check of one part, which a call runs."""
 
     case: Case
     check: Check
@@ -110,7 +110,8 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
-    """Return whether ``call`` raises ``error``; ConfigurationError is a subclass of the default, ValueError."""
+    """Return whether ``call`` raises ``error``."""
+    # ConfigurationError is a subclass of the default, ValueError.
     try:
         call()
     except error:
@@ -119,7 +120,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Return a state as it is after saving and loading it, as Lightning does with a checkpoint."""
+    """Return a state as it is after Lightning has saved and loaded it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -1,5 +1,4 @@
-"""Checks of aggregators and client algorithms in tiny fits: three rounds of four clients with 32 samples, also resumed
-or with ``engine="vmap"``."""
+"""Checks of aggregators and client algorithms in tiny fits."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler that goes through a list of cohorts, one per round, and begins again after the last."""
+    """Sampler that goes through a list of cohorts again and again."""
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
         self.cohorts = [sorted(cohort) for cohort in cohorts]
@@ -67,7 +66,7 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the features ``[m, 4]`` and classes ``[m]`` of a client's m random samples, the same at every call."""
+    """Return the features ``[m, 4]`` and classes ``[m]`` of a client, always the same."""
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
     x = torch.randn(size, FEATURES, generator=generator_for(0, "samples", client)) + client / 4
@@ -76,7 +75,7 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Return a data module of four clients with validation and test samples, and of a server with a validation set."""
+    """Return a data module of four clients and a server with a validation set."""
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
     return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
 
@@ -97,7 +96,7 @@ class Fit(L.Callback):
             trainer.save_checkpoint(self.checkpoint)
 
     def results(self) -> dict[str, Any]:
-        """Return the final model, the metrics' values and states, and the loop's state, by name."""
+        """Return the final model, the metrics' results and the loop's state, by name."""
         state = self.loop.state_dict()
         names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
@@ -107,7 +106,7 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """Part under test, such as an aggregator, whose checks train a loop with this part on tiny data."""
+    """Part under test whose checks train a loop with it on tiny data."""
 
     #: Name of the loop's argument that takes the part, and base class of such parts.
     role: str
@@ -180,13 +179,11 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Record of a fit of all rounds without interruption, with which other fits are compared; trained at the first
-        use."""
+        """Record of a fit of all rounds, with which other fits are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, but for one refused before its first
-        round."""
+        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, unless it was refused."""
         loop = None
         try:
             loop = self.make(**changes)
@@ -239,7 +236,7 @@ def state_is_saved(case: FitCase) -> None:
 
 
 def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
-    """Raise AssertionError unless ``mine`` has equal values for all names in ``theirs``, bitwise or up to ``rtol``."""
+    """Raise AssertionError unless ``mine`` equals ``theirs``, bitwise or up to ``rtol``."""
     differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
     ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")

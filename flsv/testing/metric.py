@@ -1,4 +1,4 @@
-"""Checks of contribution metrics on prepared rounds; checks of metrics in fits are in :mod:`flsv.testing.fits`."""
+"""Checks of contribution metrics on prepared rounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ ORDER = (3, 0, 4, 1, 2)
 
 
 class Rounds:
-    """Sequence of four prepared rounds of five clients, always the same; read them by index, in ascending order."""
+    """Sequence of four prepared rounds of five clients, always the same."""
+
+    # Rounds are read by index, in ascending order.
 
     cohorts: Sequence[Sequence[int]] = COHORTS
 
@@ -65,7 +67,7 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw normal random numbers of the shape ``shape``; calls with equal keys ``of`` return the same numbers."""
+        """Draw normal numbers of a shape, the same for equal keys ``of``."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -141,14 +143,13 @@ class MetricCase(fits.FitCase):
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
-        """True if a loop can update the metric; otherwise only the checks on prepared rounds update it."""
+        """Return whether a loop can update the metric."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """``{argument: field}`` for the metric's ``update``; the field is an attribute's name or a function of the
-        round."""
+        """``{argument: field}``, an attribute's name or a function of the round."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -175,17 +176,17 @@ class MetricCase(fits.FitCase):
         return metric
 
     def half(self) -> Any:
-        """Return a new copy of the metric, updated with the first half of the prepared rounds."""
+        """Return a new copy of the metric after the first half of the rounds."""
         return self.fed(EVERY[:HALF])
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """Results by name, see :func:`all_of`, of a copy of the metric that was updated with all prepared rounds."""
+        """Results by name of a copy that was updated with all prepared rounds."""
         return all_of(self.fed())
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """Return all results of a metric by name: its value, overall values, intervals and diagnostics."""
+    """Return a metric's value, overall values, intervals and diagnostics by name."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}

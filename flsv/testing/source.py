@@ -38,7 +38,7 @@ class SourceCase(Case):
         return Reading(**{mine: self.options[theirs] for mine, theirs in names.items() if theirs in self.options})
 
     def open(self) -> Any:
-        """Let the source open the example data ``given``; return their training samples, a data set or a table."""
+        """Let the source open ``given``, and return its training samples."""
         data: Any = self.part.open(self.given, self.reading)
         if not isinstance(data, Dataset | Table | SourceData) and data is not self.given:  # a DataFrame, arrays
             data = read_part(data, self.reading, "what open gives")

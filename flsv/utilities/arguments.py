@@ -1,6 +1,5 @@
-"""Checks of arguments: numbers that must be finite and in range, names that become parts of paths and of tags, and
-arguments that are read-only after construction. Constructors declare the checks of their arguments in annotations, see
-:mod:`flsv.utilities.declared`."""
+"""Checks of arguments, such as finite numbers in a range, and names that are safe in paths."""
+# Constructors declare the checks of their arguments in annotations, see flsv.utilities.declared.
 
 from __future__ import annotations
 

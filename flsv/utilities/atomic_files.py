@@ -1,4 +1,4 @@
-"""Files written atomically: after a crash, a kill, a power cut or on a full disk a file is complete or absent."""
+"""Files that are complete or absent after a crash, a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Vanished(FileNotFoundError):
-    """Error: a file that the program was writing, or its folder, has been moved or removed in the meantime."""
+    """Error: a file being written, or its folder, has been moved or removed."""
 
     def __str__(self) -> str:
         return f"{self.filename} is no longer there: it or its folder was moved or removed in the meantime"
 
 
 def check_writable(folder: Path) -> None:
-    """Raise an error unless files can be written into a folder, which need not exist yet."""
+    """Raise an error unless files can be written into a folder, which need not exist."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -99,8 +99,7 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a move within it survives a power cut; does nothing if that is not
-    supported."""
+    """Flush a folder to the disk, so that a move within it survives a power cut."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,5 @@
-"""Charts of clients' values (bars, lines and heatmaps) for metrics, TensorBoard and reports.
-
-All charts are drawn from float64 arrays in which NaN means no value: no bar, a gap in a line, hatching in a heatmap. An
-error while drawing never stops a run, see :func:`drawing`.
-"""
+"""Charts of clients' values (bars, lines and heatmaps), in which NaN means no value."""
+# NaN is no bar, a gap in a line, hatching in a heatmap. An error while drawing never stops a run, see `drawing`.
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ PALETTE = (
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Turn an error while drawing or saving a picture into a warning that names it, so that no run fails.
+    """Turn an error while drawing a picture into a warning that names it.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -65,7 +62,7 @@ def label_text(name: object) -> str:
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """Return a client's name for readers; "client" and the number if that is its name.
+    """Return a client's name for readers, or "client" and its number.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
@@ -107,8 +104,7 @@ def draw_bars(
     errors: np.ndarray | None = None,
     of_seeds: bool = False,
 ) -> None:
-    """Draw one bar per client for ``values [n]``; whiskers reach ``errors [2, n]`` below and above, dark if of several
-    seeds."""
+    """Draw a bar per client for ``values [n]``, with whiskers from ``errors [2, n]``."""
     many = len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     colors = _name_ends(ax, values, labels) if many else {}
@@ -171,8 +167,7 @@ def draw_heatmap(
     unit: str = "",
     limits: Limits = None,
 ) -> None:
-    """Draw a heatmap of ``values [n, M]``, a row per client, with colors symmetric about 0 if there are negative
-    values."""
+    """Draw ``values [n, M]``, a row per client, with colors symmetric about 0 if some are negative."""
     import matplotlib
 
     known = np.isfinite(values)
@@ -202,7 +197,7 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """Return the up to five clients with the highest values, highest first, and as many with the lowest, lowest first.
+    """Return the up to five clients with the highest and with the lowest values.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -215,7 +210,7 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Return ``{client: style of its line}`` for ``rows [r, n]``: a color each, or of many only for the ends."""
+    """Return ``{client: style of its line}`` for ``rows [r, n]``, with colors only for the ends if n is large."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -236,7 +231,7 @@ def _alone(line: np.ndarray) -> list[int]:
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Write the names of the highest and lowest clients beside the axis, and return ``{client: color}``."""
+    """Write the highest and lowest clients' names beside the axis, and return ``{client: color}``."""
     top, bottom = ends(values)
     for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:
@@ -246,7 +241,7 @@ def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, 
 
 
 def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
-    """Put the texts as tick labels at these positions of the x-axis, turned by 45 degrees if ``turned``."""
+    """Put texts as tick labels on the x-axis, by 45 degrees if ``turned``."""
     ax.set_xticks(places, texts)
     for text in ax.get_xticklabels() if turned else ():
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
@@ -270,7 +265,7 @@ def _label_rows(ax: Any, means: np.ndarray, names: Names) -> None:
 
 
 def label_axes(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
-    """Set the titles of the axes and the limits of the y-axis, and remove the frame at the top and right."""
+    """Set the axes' titles and the y-limits, and remove the upper and right frame."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.spines[["top", "right"]].set_visible(False)

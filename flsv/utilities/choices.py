@@ -1,5 +1,5 @@
-"""Words that arguments of functions and options of commands allow. The module imports little, so that a command refuses
-others at once."""
+"""Words that arguments of functions and options of commands allow."""
+# The module imports little, so that a command refuses others at once.
 
 from typing import Literal
 

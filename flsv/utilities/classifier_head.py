@@ -8,7 +8,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """Return the classifier head's name: the given one, timm's, or that of the last ``nn.Linear``."""
+    """Return the given classifier head's name, timm's, or the last ``nn.Linear``'s."""
     if given is None:
         return _default_head(module)
     layers = dict(module.named_modules())

@@ -1,12 +1,7 @@
-"""CSV files that are safe to open in a spreadsheet, and functions that read them back.
-
-A spreadsheet runs text that begins with ``=``, ``+``, ``-`` or ``@`` as a formula, which may fetch data from elsewhere.
-Therefore such text is written with a leading ``'``, which makes spreadsheets show it as text, and the ``'`` is removed
-on reading: names come back unchanged. Numbers are written as numbers. Every row is on one line, so a row that a kill
-cut short is recognized by its missing line end.
-
-Reading checks that every cell has its column's type; the error message names the line of the first wrong cell.
-"""
+"""CSV files that are safe to open in a spreadsheet, and their readers."""
+# A spreadsheet runs text that begins with =, +, - or @ as a formula, which may fetch data. Such text is written with a
+# leading ', which is removed on reading. Every row is on one line, so a row that a kill cut short is recognized by its
+# missing line end.
 
 from __future__ import annotations
 
@@ -53,7 +48,7 @@ def save_table(path: Path, table: DataFrame) -> None:
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    """Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it."""
+    """Return a cell's text on one line, with a leading ``'`` if a spreadsheet would run it."""
     text = " ".join(cell.split())
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 

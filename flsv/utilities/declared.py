@@ -1,13 +1,6 @@
-"""Arguments declared by annotations such as ``Annotated[float, Ge(0), Lt(1)]``, ``Literal`` or ``int | None``, and
-checked.
-
-The decorator :func:`checked` checks arguments before a constructor or a function runs. The mixin
-:class:`ValidatedArguments` applies it to a class and its subclasses, and adds a ``repr`` that shows the arguments. The
-design follows ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
-
-A comparison with NaN is false, so ``if lr <= 0: raise`` accepts NaN. The checks here accept only numbers that satisfy
-their bounds.
-"""
+"""Arguments declared by annotations such as ``Annotated[float, Ge(0), Lt(1)]``, and checked."""
+# The design follows sklearn/utils/_param_validation.py, with the markers of annotated-types. Unlike `if lr <= 0:
+# raise`, the checks refuse NaN.
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""ConfigurationError, whose message says what was wrong, what was expected and what to do; and functions that write
-lists for such messages."""
+"""ConfigurationError, and functions that write lists for its messages."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 
 
 class ConfigurationError(ValueError):
-    """A wrong argument, file or combination, found before training time is spent.
+    """A wrong argument, file or combination, found before training.
 
     The message says what was wrong, what was expected and what to do. The command line prints it without a traceback.
 
@@ -21,13 +20,10 @@ class ConfigurationError(ValueError):
 
 
 class ColumnError(ConfigurationError):
-    """Error: a column of a table cannot be used as it is.
+    """Error: a column of a table cannot be used as it is."""
 
-    Args:
-        message: what is wrong with the column, in whole sentences.
-        remedy: options of :class:`~flsv.data.Columns` with which the column can be used; lists and mappings are added
-            to those that are set already.
-    """
+    # `remedy`: options of flsv.data.Columns with which the column can be used. Lists and mappings are added to those
+    # that are set already.
 
     def __init__(self, message: str, remedy: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -35,7 +31,7 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Return the error for a component that needs classes that the samples do not have."""
+    """Return the error for a component that needs classes."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
         f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
@@ -43,8 +39,7 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
 
 
 def check_lightning(*things: Any) -> None:
-    """Raise ConfigurationError for an object or class of the package ``pytorch_lightning``, the copy of ``lightning``
-    that flsv does not work with."""
+    """Raise ConfigurationError for an object of ``pytorch_lightning``, a copy that does not work here."""
     for thing in things:
         kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
         if any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
@@ -55,7 +50,7 @@ def check_lightning(*things: Any) -> None:
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """Return the first ``most`` values as text, separated by commas, with "..." if there are more."""
+    """Return the first ``most`` values as text, with "..." if there are more."""
     words = list(map(show, values))
     return ", ".join(words[:most] + ["..."] * (len(words) > most))
 

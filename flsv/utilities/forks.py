@@ -1,5 +1,4 @@
-"""Forks of this process: child processes that start with a copy of its memory, cannot change it, and end when it
-ends."""
+"""Forks of this process, which start with a copy of its memory and end when it ends."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_descriptors() -> None:
-    """Put copies in place of files that are open, and let those for writing alone lead nowhere."""
+    """Put copies in place of open files, and let those for writing alone lead nowhere."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"
@@ -148,8 +147,8 @@ def _own_descriptors() -> None:
 
 
 def _own_memory() -> None:
-    """Put private copies in place of all memory that this process shares with its parent. A large file in memory is not
-    copied before this process writes to it."""
+    """Put private copies in place of all memory that this process shares with its parent."""
+    # A large file in memory is not copied before this process writes to it.
     assert LIBC is not None
     maps = "/proc/self/maps"
     for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115

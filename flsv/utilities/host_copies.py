@@ -1,7 +1,6 @@
-"""Copies of small tensors to the host (CPU). A copy from an accelerator waits until all pending work there is done.
-
-So several tensors are copied at once, and numbers that came from the host are remembered instead of copied back.
-"""
+"""Copies of small tensors to the host, several at once."""
+# A copy from an accelerator waits until all pending work there is done, so numbers that came from the host are
+# remembered instead of copied back.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's own view of the file system: it reads all files, and what it writes, no other process sees."""
+"""A process's own view of the file system, whose writes no other process sees."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def own_view(folders: Iterable[str], own: str) -> None:
-    """Let this process, a fork with one thread, see what it writes in place of the files, in memory below ``own``,
-    where the system allows it."""
+    """Let this single-threaded fork keep its writes in memory below ``own``, where the system allows it."""
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
     if _call("unshare", _NEW_NAMESPACES[0], failing=False):
         _call("unshare", _NEW_NAMESPACES[1])
@@ -53,8 +52,8 @@ def own_view(folders: Iterable[str], own: str) -> None:
 
 
 def no_writes(own: str) -> None:
-    """Let Python raise an error whenever this process opens a file outside of ``own`` for writing, for systems without
-    :func:`own_view`."""
+    """Let Python raise an error whenever this process writes outside of ``own``."""
+    # For systems without `own_view`.
     tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
     def checked(path: Any) -> Any:
@@ -99,7 +98,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, op
 
 
 def _call(name: str, *arguments: Any, failing: bool = True) -> int:
-    """Call a function of the C library; raise OSError if it fails, unless not ``failing``."""
+    """Call a function of the C library, and raise OSError if it fails, unless not ``failing``."""
     if LIBC is None:
         raise OSError("there are no namespaces on this system")
     status: int = getattr(LIBC, name)(*arguments)

@@ -1,6 +1,4 @@
-"""A waterfall of clients' contributions in the style of shap, from plain numbers: ``(figure, axis)``, which a notebook
-shows. The report draws the same one; ``metric.plot()`` draws bars, lines and heatmaps.
-"""
+"""A waterfall of clients' contributions in the style of shap."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    r"""A pair ``(figure, axis)`` that a notebook shows as a picture; a pyplot figure is not shown a second time.
+    r"""A pair ``(figure, axis)`` that a notebook shows once as a picture.
 
     Example:
         >>> Shown(waterfall([0.5]))._repr_png_()[:4]
@@ -70,16 +68,16 @@ def waterfall(
     title: str = "",
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Draw how a model's performance changes from its start to its end, with one step per client.
+    """Draw a model's performance from start to end, one step per client.
 
     Args:
-        values: ``[n]``, the clients' values; a client with NaN has no step.
+        values: ``[n]``, the clients' values. A client with NaN has no step.
         names: the clients' names.
         start: the height at which the first step begins, such as the model's performance before training.
-        end: the height at which the last step must end; default: ``start`` plus the sum of the values.
+        end: the height at which the last step must end, by default ``start`` plus the sum of the values.
         unit: unit of the values.
         title: the picture's title.
-        ax: a matplotlib axis; default: a new figure outside of pyplot.
+        ax: a matplotlib axis, by default of a new figure outside of pyplot.
 
     Returns:
         ``(figure, axis)``.

@@ -1,4 +1,4 @@
-"""Components from other packages, found by entry points: once such a package is installed, they are available."""
+"""Components from other packages, found by entry points."""
 
 from __future__ import annotations
 
@@ -35,11 +35,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
 
 
 def why_no_class(path: str) -> str:
-    """Return a sentence with the error of importing the module of a class; an empty string if there is none.
-
-    Raises:
-        ConfigurationError: the class is one of the package ``pytorch_lightning``.
-    """
+    """Return the error of importing a class's module as a sentence, empty if there is none."""
     package, _, name = path.rpartition(".")
     try:
         found = find_spec(package.partition(".")[0]) if package else None

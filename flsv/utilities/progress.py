@@ -1,8 +1,4 @@
-"""Progress of long computations, reported to the listener attached last, such as a progress bar.
-
-A thousand coalitions, or the transport problems of fifty clients, take minutes in which nothing else on the screen
-changes. The code that computes them calls :func:`start` and :func:`advance`.
-"""
+"""Progress of long computations, reported to the listener attached last."""
 
 from __future__ import annotations
 

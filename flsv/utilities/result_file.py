@@ -1,9 +1,6 @@
-"""Files of results that take long to compute. Each result is written as soon as it is known, so that a process that is
-killed loses only the result that it was computing.
-
-All have the same format: a CSV file to which rows are appended. If all rows belong to one experiment, the first line
-holds its settings, and results of other settings are refused.
-"""
+"""CSV files of results that take long to compute, each written as soon as it is known."""
+# A killed process loses only the result that it was computing. If all rows belong to one experiment, the first line
+# holds its settings, and results of other settings are refused.
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Random generators, each derived from the run's seed and its purpose.
-
-No generator lives from one round to the next: a client's batches in round 7 depend only on ``(seed, 7, client)``,
-whether the run was interrupted and resumed or not, and whoever else is in the cohort.
-"""
+"""Random generators, each derived from the run's seed and its purpose."""
+# No generator lives from one round to the next: a client's batches in round 7 depend only on (seed, 7, client), whether
+# or not the run was resumed, and whoever else is in the cohort.
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """Return a CPU generator at the start of the stream named by ``path``, see :func:`derive_seed`."""
+    """Return a CPU generator at the start of the stream named by ``path``."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 

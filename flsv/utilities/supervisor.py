@@ -1,10 +1,7 @@
-"""Supervisor: runs tasks in child processes, several at once, and returns their answers.
-
-A task is a function: :func:`supervise` runs it in a fork of this process, :func:`supervise_fresh` in a fresh process,
-and :func:`supervise_by_joblib` on the machines of a cluster. A child that raises an error, crashes, is killed or takes
-too long is one named failure, and the others go on. No child outlives this process, however it ends (on Linux), and a
-child runs nothing but its task: no ``atexit`` function, no ``finally`` block and no destructor of this program.
-"""
+"""Supervisor: runs tasks in child processes, several at once, and returns their answers."""
+# A child that fails, is killed or takes too long is one named failure, and the others go on. No child outlives this
+# process (on Linux), and a child runs nothing but its task: no atexit function, finally block or destructor of this
+# program.
 
 from __future__ import annotations
 
@@ -94,15 +91,8 @@ def supervise_fresh(
     limit_s: float | None = None,
     forks: bool = True,
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks as :func:`supervise` does where this process cannot be forked. They cross by cloudpickle.
-
-    Args:
-        tasks: pairs of a name and a function.
-        jobs: the number of processes at once.
-        limit_s: the seconds after which a task is ended; None: there is no limit.
-        forks: whether one fresh process forks itself for each task; False: each task has a fresh process, as those
-            that use an accelerator need.
-    """
+    """Run tasks as :func:`supervise` does where this process cannot be forked."""
+    # Tasks cross by cloudpickle. Without `forks` each task has a fresh process, as those that use an accelerator need.
     with TemporaryDirectory() as folder:
         if not forks:
             commands = ((name, _command(Path(folder, str(i)), [task])) for i, (name, task) in enumerate(tasks))
@@ -131,7 +121,7 @@ def supervise_fresh(
 
 
 def by_workers() -> bool:
-    """Return whether ``joblib.parallel_config`` names a backend, such as ``"dask"``, whose workers are to run tasks."""
+    """Return whether ``joblib.parallel_config`` names a backend with workers, such as ``"dask"``."""
     return not isinstance(get_active_backend()[0], LokyBackend)
 
 
@@ -154,7 +144,7 @@ def _at_worker(
 
 
 def _command(path: Path, tasks: Sequence[Callable[[], Any]], *options: Any) -> Sequence[str]:
-    """Write tasks to a file, and return the command line of a fresh process that runs them."""
+    """Write tasks to a file, and return a fresh process's command line for them."""
     tried = cloudpickle.dumps(tasks)
     path.write_bytes(pickle.dumps((sys.path, tried, options)))
     return [sys.executable, "-c", _FRESH, str(path)]
@@ -170,8 +160,7 @@ run_fresh(tasks, *options)
 
 
 def run_fresh(pickled: bytes, *options: Any) -> None:
-    """Run tasks in this fresh process: the only one itself, or each of several in a fork, with the arguments of
-    :func:`supervise`."""
+    """Run tasks in this fresh process, the only one itself, several each in a fork."""
     tasks = pickle.loads(pickled)
     if not options:
         _work(tasks[0], int(os.environ[ANSWER]))
@@ -325,7 +314,7 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or its failure, and end the process."""
+    """Run a task in this fork, send its answer or failure, and end the process."""
     global _answer_to
     _answer_to = write
     try:

@@ -1,4 +1,4 @@
-"""Valuation of clients and samples before any training, by optimal transport. Nothing here needs a round."""
+"""Valuation of clients and samples before any training, by optimal transport."""
 
 from flsv.valuation.fedbary import FedBary, Valuation
 from flsv.valuation.figures import keep_pictures, write_flagged

@@ -1,12 +1,7 @@
-"""Features by which samples are compared: the samples themselves, inputs of the head of a trained model or of a
-backbone, and principal components, which are fitted without pooling raw data.
-
-Principal components are fitted on the server's validation samples if there are any. Otherwise every client sends the
-sum ``[d]`` and the second moments ``[d, d]`` of its samples. The sums of these over clients give the same components as
-the pooled samples. The moments of a client with fewer than d samples reveal the subspace that its samples span. Only
-the sums over clients are used. Secure aggregation, which is not built in, could compute them without revealing the
-moments of any client.
-"""
+"""Features by which samples are compared, fitted without pooling raw data."""
+# Without validation samples every client sends the sum [d] and second moments [d, d] of its samples, whose sums give
+# the components of the pooled samples. The moments of a client with fewer than d samples reveal the subspace that they
+# span. Only sums over clients are used, so secure aggregation, which is not built in, could hide them.
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ __all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", 
 
 
 class Features(ValidatedArguments, ABC):
-    """Base class of features: maps from samples ``[m, ...]`` to vectors ``[m, d]``, in which samples are compared.
+    """Base class of maps from samples ``[m, ...]`` to features ``[m, d]``.
 
     A valuation calls :meth:`fit` once at the server, and then the object itself at every client and at the server.
 
@@ -55,7 +50,7 @@ class Features(ValidatedArguments, ABC):
         """Compute the features ``[m, d]`` of samples."""
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Fit the features before they are computed. By default nothing is fitted.
+        """Fit the features, by default not at all.
 
         Args:
             server: the server's validation samples ``[m, ...]``. None if it has none.
@@ -65,10 +60,7 @@ class Features(ValidatedArguments, ABC):
 
 
 def make_features(features: str | Features) -> Features:
-    """Make a :class:`Features` object with default options from its name in ``FEATURES``. Return an object unchanged.
-
-    Raises:
-        ConfigurationError: the name is unknown, or the object is not a ``Features``.
+    """Make a :class:`Features` object from its name, or return the given one.
 
     Example:
         >>> make_features("pca")
@@ -98,7 +90,7 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """Features that are the inputs ``[m, d]`` of the classifier head of the current global model.
+    """The inputs ``[m, d]`` of the current global model's classifier head.
 
     The model changes from round to round, and with it the unit of distances between samples. Between rounds, do not
     compare clients' distances from the validation data, but their contribution shares
@@ -156,12 +148,7 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, sum and second moments of samples. Adding two such objects gives those of both sets of samples together.
-
-    Args:
-        count: number of samples.
-        total: float64 ``[d]``, sum of the samples x.
-        square: float64 ``[d, d]``, sum of x x^T over the samples x.
+    """Number, sum ``[d]`` and second moments ``[d, d]`` of samples, which can be added.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
@@ -176,7 +163,7 @@ class Moments:
 
     @staticmethod
     def of(x: Tensor) -> Moments:
-        """Compute the moments of samples ``x [m, d]``. Samples that are not finite are left out."""
+        """Compute the moments of the finite samples among ``x [m, d]``."""
         x = x[x.isfinite().all(1)].double()
         return Moments(len(x), x.sum(0), x.T @ x)
 
@@ -199,7 +186,7 @@ class Moments:
 
 
 class PCA(Features):
-    """Features that are the first principal components of the samples, fitted without pooling raw data.
+    """Features that are the first principal components of the samples.
 
     Components are not scaled to unit variance, so that distances between features approximate those between samples.
 
@@ -267,7 +254,7 @@ FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penul
 
 
 class Backbone(Features):
-    """Features of samples: the inputs of the classifier head of a network that the federation does not train.
+    """The inputs of the classifier head of a network that is not trained.
 
     Pixel values are not changed, so normalize the data as the network's weights require. For a torchvision network,
     images with one channel are repeated to three channels. Timm adapts a network's first layer instead.
@@ -351,16 +338,7 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load weights from the file ``path`` into the network. Weights of the head may be missing or of another shape.
-
-    Args:
-        network: the network.
-        path: path of the file.
-        name: description of the features, for messages.
-
-    Raises:
-        ConfigurationError: there is no such file, it cannot be read, or it does not fit the network.
-    """
+    """Load weights from a file into the network, in which those of the head may not fit."""
     timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")

@@ -1,15 +1,10 @@
-"""FedBary: valuation of clients and samples before any training, from interpolating measures and Wasserstein distances.
-
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024: Algorithm 1 for clients, section
-4.3 for samples. The *target* with which clients are compared is the server's validation set or, without one, the
-clients' Wasserstein barycenter.
-
-Departures from the paper: the distance has a term for labels (``label_weight``), without which label noise stays
-undetected. Potentials are those of debiased entropic transport instead of a linear program (see
-``flsv.functional.transport.potentials``). A sample is compared with its own class (``calibration``), and there are two
-rules for flagging samples (``rule``). Without validation data the barycenter is computed first and then used as the
-target, so that clients are valued in the same way in both cases.
-"""
+"""FedBary: valuation of clients and samples before training, by Wasserstein distances."""
+# Li et al., "Data Valuation and Detections in Federated Learning", CVPR 2024: Algorithm 1 for clients, section 4.3 for
+# samples.
+# Departures: the distance has a term for labels (`label_weight`), without which label noise stays undetected.
+# Potentials are those of debiased entropic transport, not of a linear program. A sample is compared with its own class
+# (`calibration`), and `rule` has a second choice. Without validation data the clients' barycenter is computed first and
+# then used as the target.
 
 from __future__ import annotations
 
@@ -66,25 +61,26 @@ class Valuation:
 
     @property
     def shares(self) -> Tensor:
-        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W. NaN where the distance is NaN."""
+        """Contribution shares (1/W_i) / sum_j (1/W_j) ``[k]`` of the distances W. NaN where the distance is NaN."""
         return contribution_shares(self.distances)
 
     @property
     def flagged(self) -> Tensor:
-        """Number of each client's flagged samples, int64 ``[k]``. Samples that are not finite count as flagged, also if
-        samples were not valued."""
+        """Number of each client's flagged or not finite samples, int64 ``[k]``."""
+        # Samples that are not finite count as flagged, also if samples were not valued.
         counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
         return torch.tensor(counts, dtype=torch.long)
 
     @property
     def flagged_shares(self) -> Tensor:
-        """Share of each client's samples that are flagged, ``[k]``. NaN for a client without samples."""
+        """Share of each client's flagged samples, ``[k]``, NaN without samples."""
         return self.flagged / (self.samples + self.broken)
 
 
 class FedBary(ValidatedArguments):
     """Valuation of clients and samples by Wasserstein distances. A client is valued by the distance of its data from
-    the server's, a sample by this distance's gradient.
+    the server's validation set or, without one, from the clients' barycenter. A sample is valued by this distance's
+    gradient.
 
     Clients send only interpolants (points between their data and the server's) and distances and, if samples are
     valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples. The larger
@@ -159,14 +155,7 @@ class FedBary(ValidatedArguments):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """Return ``support``, or if that is None its default for clients with the given numbers of samples.
-
-        Args:
-            samples: ``{client id: number of samples}``. Clients without samples are ignored.
-
-        Raises:
-            ConfigurationError: a client has too few samples for ``support``, or for any number of points.
-        """
+        """Return ``support``, or its default for ``{client id: number of samples}``."""
         sizes = {client: size for client, size in samples.items() if size}
         support = LARGEST if self.support is None else self.support
         if self.allow_reconstruction or not sizes:

@@ -1,5 +1,4 @@
-"""Figures of a valuation for the server. And, for each client only, a picture of its most harmful samples and a CSV
-file of its flagged samples."""
+"""Figures of a valuation for the server, and pictures and tables for each client only."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ MOST_HARMFUL = "most_harmful"
 
 
 def keep_pictures(local: LocalData, count: int) -> None:
-    """Store a picture of the most harmful samples at the client. Its samples must be images that were valued.
+    """Store a picture of the most harmful samples, valued images, at the client.
 
     This function runs at the client (``client.ask(keep_pictures, count)``). Nothing is sent to the server.
 

@@ -1,9 +1,6 @@
-"""Functions that run at the clients during a valuation by optimal transport. Only these functions read samples.
-
-The first argument of each function that the server asks a client to run is the client's data. The server receives
-exactly the return value: counts, interpolants and distances, and a summary of the samples' values (the number of
-flagged samples and a histogram). Features and the values of single samples stay in the client's memory.
-"""
+"""Functions that run at the clients during a valuation by optimal transport."""
+# Only these functions read samples. The server receives exactly the return values: counts, interpolants, distances and
+# summaries. Features and values of single samples stay in the client's memory.
 
 from __future__ import annotations
 
@@ -206,8 +203,9 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """Return the values of a client's samples from its latest valuation. Only the client itself calls this function, as
-    the server would receive the result."""
+    """Return the values of a client's samples from its latest valuation. Only the client itself may call this, since
+    the server would receive the result.
+    """
     return local.memory[SampleValues]
 
 

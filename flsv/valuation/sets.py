@@ -1,4 +1,4 @@
-"""Clients and a server for a valuation without training, from tensors or from a data module."""
+"""Clients and a server for a valuation without training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Training of a cohort's clients on several processes (ranks), on one machine or several.
-
-Start the processes with ``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
-"""
+"""Training of a cohort's clients on several processes (ranks), see ``docs/scaling.md``."""
 
 from flsv.engines.ranks.group import ranks_of_environment, started_by_script
 from flsv.engines.ranks.several_ranks import SeveralRanks, check_agreement

@@ -1,8 +1,6 @@
-"""RankGroup: communication of ranks over a Gloo process group of torch, and of models over NCCL between graphics cards.
-
-The group is not torch's default process group, so that no other code finds it and shards data or reduces gradients over
-it. If a process dies, the other processes notice the closed connection at their next exchange with it.
-"""
+"""RankGroup: communication of ranks over Gloo, and of models over NCCL between graphics cards."""
+# The group is not torch's default one, so that no other code finds it and shards data or reduces gradients over it. If
+# a process dies, the others notice the closed connection at their next exchange with it.
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def started_by_script() -> bool:
 
 
 def end_with_parent() -> None:
-    """End this process when the script or the torchrun agent ends that has started it as a rank."""
+    """End this process when the script or torchrun agent that started it ends."""
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -48,11 +46,10 @@ def end_with_parent() -> None:
 
 
 class RankGroup(Ranks):
-    """Communication between ranks in several processes, over Gloo.
+    """Communication between ranks in several processes, over Gloo."""
 
-    ``direct`` is a process group that exchanges tensors on their device; without it they are copied to the CPU. Rank 0
-    serves ``store``, at which the ranks have met, to the others.
-    """
+    # Rank 0 serves `store`, at which the ranks have met. Without `direct` tensors are copied to the CPU for an
+    # exchange.
 
     def __init__(self, group: Any, device: torch.device, store: Any = None, direct: Any = None) -> None:
         self.rank, self.size = group.rank(), group.size()
@@ -111,7 +108,7 @@ class RankGroup(Ranks):
 
 
 def _packed(value: Any) -> Tensor:
-    """Serialize a value with ``torch.save``; return the bytes as a tensor, uint8."""
+    """Serialize a value with ``torch.save`` into a uint8 tensor."""
     file = io.BytesIO()
     # Clones: saving a view would save all of its base tensor.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)
@@ -122,7 +119,7 @@ def _packed(value: Any) -> Tensor:
 def meet(
     rank: int, size: int, device: torch.device, start_timeout: float = 600.0, timeout: float = 7 * 86400.0
 ) -> RankGroup:
-    """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once; times are in seconds."""
+    """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once."""
     patience = timedelta(seconds=start_timeout)
     try:
         # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.
@@ -144,14 +141,14 @@ def meet(
 
 
 def card_of(device: torch.device) -> str | None:
-    """Return the id of a graphics card, unique among all hosts; None for other devices, or if NCCL is not available."""
+    """Return a graphics card's id, unique among hosts, or None without NCCL."""
     if device.type != "cuda" or not torch.distributed.is_nccl_available():
         return None
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def cards_of_their_own(cards: Sequence[str | None]) -> bool:
-    """Return whether each rank has a graphics card of its own, as NCCL requires; ``cards`` are their ids, by rank.
+    """Return whether each rank has its own graphics card, as NCCL requires.
 
     Example:
         >>> cards_of_their_own(["a", "b"]), cards_of_their_own(["a", "a"]), cards_of_their_own(["a", None])
@@ -170,7 +167,7 @@ def nccl_group(store: Any, rank: int, size: int) -> Any:
 
 
 def ranks_of_environment() -> Ranks:
-    """Return the group of the processes that a launcher has started, for work without a Trainer.
+    """Return the launcher's process group, for work without a Trainer.
 
     The launcher is ``torchrun``, or another program that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example
     of such work is :class:`flsv.retraining.RetrainedUtility`.

@@ -1,4 +1,4 @@
-"""SeveralRanks: the engine that spreads the clients over processes; each process computes the whole server step."""
+"""SeveralRanks: the engine that spreads the clients over processes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class SeveralRanks(Engine):
-    """The engine of one rank among several, each of which trains a part of the cohort's clients.
+    """The engine of one rank, which trains a part of the cohort's clients.
 
     Each client is trained, evaluated and tested on one rank, which also keeps its state. The evaluation of coalitions
-    is spread over all ranks. Every rank does all other work of the server, on the same numbers; a check at the end of
-    every round compares the results.
+    is spread over all ranks. Every rank does all other work of the server, on the same numbers, and a check at the end
+    of every round compares the results.
 
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
@@ -73,7 +73,7 @@ class SeveralRanks(Engine):
         return not self._visits
 
     def _position(self) -> int:
-        """Return the index in the cohort of the client that this rank trains now or has trained last, or its size."""
+        """Return the cohort index of the client that this rank trains now, or trained last."""
         if self._idle():
             return len(self._clients)
         return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
@@ -98,7 +98,7 @@ class SeveralRanks(Engine):
         return super().trained() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
-        """Exchange updates, and trained models where they are kept, so that each rank holds the whole cohort's."""
+        """Exchange updates, so that each rank holds the whole cohort's."""
         ranks, keep_trained = self.ranks, self._config.evaluation.keeps
         about, device = f"the updates of round {self._state.round_index}", self._matrix.device
         own = counts_so_far(self.trainer) - self._counted
@@ -130,7 +130,7 @@ class SeveralRanks(Engine):
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Replace this rank's updates by the updates of all ranks, in the order of the cohort."""
+        """Replace this rank's updates by all ranks', in the cohort's order."""
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._clients if client in told]
         owners = [told[client][0] for client in clients]
@@ -160,7 +160,7 @@ class SeveralRanks(Engine):
         return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return the states that this rank's clients keep; on rank 0, which writes checkpoints, all clients'."""
+        """Return this rank's client states, or on rank 0, for checkpoints, all clients'."""
         return self._kept
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class SeveralRanks(Engine):
 
 
 def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
-    """Check that all ranks have computed the same global model, weights and metrics; with one process do nothing.
+    """Check that all ranks have computed the same global model, weights and metrics.
 
     Args:
         ranks: the processes.
@@ -221,7 +221,7 @@ def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Ma
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    """Merge the ranks' dictionaries, whose keys are client ids, into one that is sorted by id."""
+    """Merge the ranks' dictionaries by client id, sorted."""
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
 

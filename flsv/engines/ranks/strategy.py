@@ -1,4 +1,4 @@
-"""FederatedStrategy: Lightning's strategy for clients on several processes; and checks that all have the same setup."""
+"""FederatedStrategy: Lightning's strategy for clients on several processes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from flsv.utilities.errors import ConfigurationError
 
 @checked
 class FederatedStrategy(ParallelStrategy):
-    """Strategy that spreads each cohort's clients over processes: ``Trainer(strategy="federated", devices=4)``.
+    """Strategy that spreads each cohort's clients over processes. Use it as ``Trainer(strategy="federated",
+    devices=4)``.
 
     ``devices`` and ``num_nodes`` have the same meaning as for DDP, and processes are started as for DDP: by the script
     itself, by ``torchrun``, or by SLURM. Within a round every rank (process) runs the ordinary training loop on its own
     clients. After the training of all clients the ranks exchange the updates, and each rank computes the same server
     step. On CPUs, results equal the results of one process to the bit if it uses as many threads (``docs/scaling.md``).
 
-    Lightning and torchmetrics see a single process (``world_size`` is 1): a client trains alone, so there are no
-    gradients to reduce and no samplers to replace. The ranks' process group is not torch's default process group.
+    Lightning and torchmetrics see a single process (``world_size`` is 1), since a client trains alone. The ranks'
+    process group is not torch's default process group.
 
     Args:
         threads: the number of torch's intra-op threads in every rank.
         timeout: the time in seconds that a rank waits for the others at the end of a round. A process that died is
-            noticed at once, by its closed connection, by the script or by torchrun; a host that is unreachable is
-            noticed only after this time.
+            noticed at once, an unreachable host only after this time.
         **kwargs: arguments of Lightning's ``ParallelStrategy``.
 
     Attributes:
-        ranks: the processes; a single one until the Trainer starts.
+        ranks: the processes, a single one until the Trainer starts.
         within_round: whether the ranks train their own clients now, without exchanges.
-        federation: whether a FederatedLoop runs on this strategy; the loop sets it.
+        federation: whether a FederatedLoop runs on this strategy. The loop sets it.
 
     Example:
         >>> FederatedStrategy(threads=2).strategy_name
@@ -119,7 +119,7 @@ class FederatedStrategy(ParallelStrategy):
         return tensor
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint on rank 0 and broadcast it: other hosts need not have the file."""
+        """Read a checkpoint on rank 0 and broadcast it to the other hosts."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
         # On rank 0, reading the checkpoint has done this.
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
@@ -136,7 +136,7 @@ def ranks_of(trainer: L.Trainer) -> Ranks:
 
 
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
-    """Copy rank 0's weights to the modules of all ranks, which must have the same entries."""
+    """Copy rank 0's weights to the modules of all ranks."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
     _check_alike(ranks, Identity(shapes, {}))
@@ -150,7 +150,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
     Args:
         trainer: the trainer, on any number of processes.
         identity: a description of the data and settings of this rank's federation.
-        seed: this rank's seed; without a seed from the user, ranks have different seeds.
+        seed: this rank's seed. Without a seed from the user, ranks have different seeds.
         engine: the loop's ``engine``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Federations whose clients are other processes (sites), and whose server reaches them over any transport."""
+"""Federations whose clients are other processes (sites), reached over any transport."""
 
 from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.federation import RemoteFederation

@@ -1,4 +1,4 @@
-"""RemoteSites: the server's connection to the sites, which train in rounds and compute functions on their data."""
+"""RemoteSites: the server's connection to the sites."""
 
 from __future__ import annotations
 
@@ -36,23 +36,11 @@ P = ParamSpec("P")
 
 
 class RemoteSites:
-    """All sites of a federation, as the server sees them.
+    """All sites of a federation, as the server sees them."""
 
-    A site's training in a round, or its answer to a question, is called a visit. A visit's name is the hash of the
-    server's message; the site saves its state under this name, and its reply tells the name. In each message the server
-    names the visit from whose state the site is to continue. So the site's state and the server's record of it stay
-    consistent even if messages are lost, and a message that is sent again after a kill is the same visit.
-
-    Args:
-        directory: the sites' names and addresses.
-        state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
-        rounds: the run's number of rounds.
-        most_steps: function of a site and its number of samples, the largest number of optimizer steps in a round.
-        reports: names of the values that a site reports beside its update, as the federation's strategies declare them;
-            a site may send no others.
-        num_classes: the federation's number of classes, which a site without samples of the last classes cannot know;
-            None if the data have no classes.
-    """
+    # A visit is a site's training in a round, or its answer to a question, named by the hash of the server's message.
+    # The server names the visit from whose state the site continues, so both stay consistent if messages are lost, and
+    # a message that is sent again after a kill is the same visit.
 
     def __init__(
         self,
@@ -73,34 +61,23 @@ class RemoteSites:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """Accept this round's training of each site in ``sites``: the site's next round starts from its state after
-        this training. Discard the trainings of all other sites: they start from their states before this round."""
+        """Accept this round's training of ``sites``, and discard that of all others."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 
     def commit(self) -> None:
-        """At the end of a round, record in the federation's state the last accepted visit of each site."""
+        """Record each site's last accepted visit at the end of a round."""
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:
-        """Forget this round's visits, so that sites continue from their states after the last completed round."""
+        """Forget this round's visits, so that sites continue from the last completed round."""
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
-        """Let sites train, and collect their updates.
-
-        A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
-
-        Args:
-            instructions: the server's instructions by site number.
-            device: the device for the updates.
-            space: the map between the module and its vectors ``[P]``.
-
-        Returns:
-            The updates in the order of ``instructions``, and the numbers of the sites whose models were not finite.
-        """
+        """Return the sites' updates, and the numbers of sites without a finite model."""
+        # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
         began = time.monotonic()
         updates, broken = self.updates(self.directory.exchange(self.packets(instructions)), device, space)
         came, took = f"{len(updates)} of {len(instructions)} sites", time.monotonic() - began
@@ -138,11 +115,7 @@ class RemoteSites:
     def _read(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
-        """Read a site's update, None if its model is not finite, and the name of its visit.
-
-        Raises:
-            BadReply: the reply is not valid.
-        """
+        """Read a site's update, None if its model is not finite, and its visit's name."""
         samples = self.directory.sizes[site]["train"]
         update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
         if update is None:
@@ -152,17 +125,8 @@ class RemoteSites:
         return update, read_visit(reply)
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Find the sites whose reported values differ in names, shapes or types from those of most sites.
-
-        In a tie, the values that most sites reported in an earlier round count as right; if there was no majority yet,
-        all sites are at fault.
-
-        Args:
-            reports: ``{site: text}``, the names, shapes and types of each site's values, see :func:`_reported`.
-
-        Returns:
-            ``{site: text}``, a description of the fault for each site at fault.
-        """
+        """Find the sites whose reported values differ in names, shapes or types from most sites'."""
+        # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
         if len(most) == 1:
@@ -172,19 +136,7 @@ class RemoteSites:
         return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Let a site compute a function on its data, and return the result.
-
-        Args:
-            site: the site's number.
-            round_index: the round's index, from 0.
-            question: the function of a module, whose first argument is the site's data.
-            args: the function's further positional arguments.
-            kwargs: the function's keyword arguments.
-
-        Raises:
-            ConfigurationError: the question or its arguments cannot be sent to another process.
-            NoAnswer: the site did not answer.
-        """
+        """Let a site compute a function on its data, and return the result."""
         while isinstance(question, partial):
             args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
             question = question.func
@@ -214,8 +166,7 @@ class RemoteSites:
         return answer
 
     def take_back(self, site: int) -> None:
-        """Discard what the last question has changed in a site's state: the site will continue from its state before
-        the question."""
+        """Discard what the last question has changed in a site's state."""
         stands, before = self._answered.pop(site, ({}, None))
         if before is None:
             stands.pop(site, None)
@@ -223,15 +174,7 @@ class RemoteSites:
             stands[site] = before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
-        """Send sites their own models, and let each site score its model on its own test samples.
-
-        Args:
-            models: an instruction for each site, by site number. It contains the model to score.
-
-        Returns:
-            ``{site: {name: score}}``, with the names in :data:`OWN_SCORES`. Sites that send no valid scores are left
-            out, with a warning.
-        """
+        """Let each site score its own model on its test samples: ``{site: {name: score}}``."""
         packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
@@ -246,7 +189,7 @@ class RemoteSites:
         return scores
 
     def _tell_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
-        """Warn, once, of those of the scores called ``names`` that a site's policy does not let it tell."""
+        """Warn once of the scores that a site's policy withholds."""
         told = reply.plain.get("withheld")
         told = told if isinstance(told, list) else []
         found = [name for name in names if name in told and (site, name) not in self._withheld]
@@ -255,21 +198,13 @@ class RemoteSites:
             self._warn(site, f"does not tell {', '.join(found)}", "its policy does not let it")
 
     def _run_info(self, site: int) -> dict[str, Any]:
-        """Return the plain values that are in every message to a site: about the run, the site, and the visit from
-        whose state it continues."""
+        """Return the plain values that are in every message to a site."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         names = self.directory.names
         return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Record a site's fault in the federation's state, and return a message about it.
-
-        Args:
-            site: the site's number.
-            what: the fault, a verb phrase.
-            why: the reason, such as the site's reply.
-            when: the time, such as the round, for the message only.
-        """
+        """Record a site's fault in the federation's state, and return a message about it."""
         # A site's words may hold any character, such as line breaks or halves of characters.
         printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
         what, why = printable[0], printable[1] and f": {printable[1]}"
@@ -281,21 +216,13 @@ class RemoteSites:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Return the names, shapes and types of the values that a site has reported beside its update, as text."""
+    """Return the names, shapes and types of a site's reported values, as text."""
     reports = sorted(update.reports.items())
     return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 
 
 class RemoteClient(Client):
-    """A site as a client that metrics and strategies can ask for computations on its data.
-
-    Args:
-        id: the site's number.
-        data: a stand-in for the site's data, in which no sample can be read.
-        channel: the counter of messages between server and clients.
-        remote: all sites.
-        round_index: a function that returns the present round's index.
-    """
+    """A site as a client that metrics and strategies can ask."""
 
     def __init__(
         self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, round_index: Callable[[], int]

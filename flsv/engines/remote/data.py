@@ -1,4 +1,4 @@
-"""RemoteData: the server's data module, with the sizes of the sites' data and the server's own validation data."""
+"""RemoteData: the server's data module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from flsv.data.splits import FederatedSplits
 
 
 class RemoteData(FederatedDataModule):
-    """Data module of the server: stand-ins for the sites' samples, and the server's own validation and test data.
+    """Data module of the server, with stand-ins for the sites' samples.
 
-    There are as many stand-ins as samples that the sites have announced, all with the label 0; reading one raises an
-    error. They take no memory, however many a site announces.
+    Each announced sample has a stand-in with the label 0, which takes no memory and raises an error when it is read.
 
     Args:
         names: the sites' names.
         sizes: for each site, its number of samples in each split, ``{split: number}``.
-        num_classes: the number M of classes; None if the data have no classes, or if ``class_names`` is given.
+        num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
-        own: the server's own data module, whose validation and test loaders are used; None if it has none.
+        own: the server's own data module, whose validation and test loaders are used. None if it has none.
     """
 
     def __init__(
@@ -76,16 +75,15 @@ class RemoteData(FederatedDataModule):
         return [] if self._own is None else self._own.test_dataloader()
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
-        """Return a stand-in loader that raises an error when it is read; its length is the number of samples."""
+        """Return a stand-in loader, which knows only the number of samples."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set only, since the clients' samples stay at the sites."""
+        """Return the hash of the server's validation set only."""
         return {"server": loader_hash(self.val_dataloader())}
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return the client's numbers of samples in each split, in place of its samples' indices, which the server does
-        not know."""
+        """Return the client's numbers of samples in each split, in place of indices."""
         return [torch.tensor(list(self._sizes[client].values()))]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
@@ -94,8 +92,7 @@ class RemoteData(FederatedDataModule):
 
     @property
     def class_counts(self) -> Tensor:
-        """Return each client's number of training samples, ``[n, 1]``, as if there were one class, since the server
-        does not know the samples' classes."""
+        """Return each client's number of training samples ``[n, 1]``, as if of one class."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -104,11 +101,11 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        """Return the ``input_shape`` of the server's own data module; None if it has no such attribute."""
+        """Return the ``input_shape`` of the server's own data module, if any."""
         return getattr(self._own, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:
-        """Describe the server's own validation data; return None if it has none."""
+        """Describe the server's own validation data, if any."""
         if isinstance(self._own, FederatedDataModule):
             return self._own.validation()
         loaders = self.val_dataloader()
@@ -132,7 +129,7 @@ def _stand_ins(count: int) -> Tensor:
 
 
 class _Elsewhere:
-    """Loader of a known length that raises PermissionError when it is read: the samples are at a site."""
+    """Loader of a known length whose samples are at a site, so that reading raises PermissionError."""
 
     def __init__(self, length: int, whose: str) -> None:
         self._length, self._whose = length, whose

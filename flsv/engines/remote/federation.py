@@ -1,4 +1,4 @@
-"""RemoteFederation: the server of a federation whose clients are sites; and the run's status in ``status.json``."""
+"""RemoteFederation: the server of a federation whose clients are sites."""
 
 from __future__ import annotations
 
@@ -35,17 +35,9 @@ STEPS_BY_HAND = 1000
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
-    """Refuse settings, strategies and metrics that cannot work with remote sites.
-
-    Args:
-        config: the federation's configuration.
-        fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
-        evaluating: the metrics, by name, for which clients evaluate models.
-
-    Raises:
-        ConfigurationError: one of them needs what does not leave a site: its trained model, its class counts or its
-            samples; or clients that collude; or a performance that cannot be sent to a site.
-    """
+    """Refuse settings, strategies and metrics that cannot work with remote sites."""
+    # Refused is what needs a site's trained model, class counts or samples, clients that collude, and a performance
+    # that cannot be sent.
     asked = config.evaluation
     if any([asked.keeps, asked.models == "trained", config.private & bool(asked.every)]):
         raise ConfigurationError(
@@ -77,7 +69,7 @@ def check_deployment(
 
 
 class RemoteFederation(IdleEngine):
-    """The engine that trains at remote sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
+    """The engine that trains at remote sites, for ``FederatedLoop(engine=...)``.
 
     Args:
         directory: the sites' names and addresses.
@@ -120,8 +112,7 @@ class RemoteFederation(IdleEngine):
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model}``, the models ``[P]`` of clients that the personalizer gives another model than
-        the global one; empty without a personalizer."""
+        """Return ``{client id: model [P]}`` of clients that the personalizer gives another model."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -129,8 +120,7 @@ class RemoteFederation(IdleEngine):
         return {i: model for i, model in models.items() if model is not None and model is not state.model()}
 
     def _make_manager(self) -> ClientManager:
-        """Make a :class:`ClientManager` whose ``clients`` are the sites: a question to one of them is sent to its site,
-        because this process has only stand-ins for the sites' data."""
+        """Make a :class:`ClientManager` whose ``clients`` are the sites."""
         manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
@@ -159,7 +149,7 @@ class RemoteFederation(IdleEngine):
         add(self.trainer, Counted(steps=sum(update.num_steps for update in updates)))
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget this round of sites that the server has excluded, and accept the trainings of all other sites."""
+        """Forget this round of excluded sites, and accept the trainings of all others."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -172,21 +162,7 @@ class RemoteFederation(IdleEngine):
 
 @contextmanager
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
-    """Write a run's status into ``status.json``: ``"running"`` in this context, then ``"finished"`` or ``"failed"``.
-
-    The file also holds the time, and the reason of a failure. If the process is killed, the status stays ``"running"``.
-    If an operator has stopped the run, the status stays ``"stopped"``, although the server ends a little later.
-
-    Args:
-        folder: the run's folder.
-        run: Flower's id of the run.
-
-    Yields:
-        A function that writes a text into the file, such as the names of the sites for which the run waits, or None to
-        remove the text. The last text stays in the file when the run has finished.
-
-    Raises:
-        ConfigurationError: another server runs in this folder; its file is not changed.
+    """Write a run's status into ``status.json``, and yield a function that adds a text.
 
     Example:
         >>> import tempfile
@@ -197,6 +173,8 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         >>> json.loads((folder / "status.json").read_text())["status"]
         'finished'
     """
+    # A killed process leaves "running". After an operator's stop the status stays "stopped", although the server ends
+    # later.
     lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
 
     begun = datetime.now(UTC)

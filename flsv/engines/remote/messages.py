@@ -70,13 +70,13 @@ class BadReply(ValueError):
 
 
 class Unwilling(BadReply):
-    """Error: a site's settings or policy do not let it take part, so that another attempt is useless."""
+    """Error: a site cannot take part, and another attempt is useless."""
 
 
 class Refused(ConfigurationError):
-    """Error: a site refuses a message: its policy forbids it, its settings differ from the server's, or it is too late.
+    """Error: a site refuses a message because of its policy, other settings or lateness."""
 
-    The error's text contains no data of the site, and is sent to the server."""
+    # The error's text contains no data of the site, and is sent to the server.
 
 
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
@@ -84,18 +84,12 @@ GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
-    """Describe the fault of a site's reply, given the error, one of :data:`GARBLED`, that reading the reply raised."""
+    """Describe the fault of a site's reply, given the error of reading it."""
     return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
 
 
 def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: str = "train") -> Packet:
-    """Make the packet with which the server sends an instruction to a site.
-
-    Args:
-        instruction: the server's instruction.
-        info: further plain values that the site needs to know about the federation.
-        kind: the kind of packet.
-    """
+    """Make the packet with which the server sends an instruction to a site."""
     plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **info}
     tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
@@ -104,7 +98,7 @@ def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: 
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
-    """Read the server's instruction from a packet at a site, and return it with its tensors on ``device``."""
+    """Read the server's instruction from a packet at a site."""
     tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
     others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
     plain = packet.plain
@@ -112,14 +106,7 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
-    """Make the packet with which a site sends its update to the server.
-
-    Args:
-        update: the site's update.
-        visit: the visit's name.
-        lost: whether the site had lost its earlier state and started without it.
-        withheld: the losses that the site's policy does not let it tell.
-    """
+    """Make the packet with which a site sends its update to the server."""
     plain = {
         "samples": update.num_samples,
         "loss": float("nan") if LOSS in withheld else update.loss,
@@ -134,8 +121,8 @@ def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet that reports a site's error by class and line, without its text, which may quote samples; only a
-    :class:`Refused` error is sent with its text."""
+    """Make the packet that reports a site's error by class and line."""
+    # The error's text may quote samples, so only a Refused error is sent with its text.
     words = str(error)
     if not isinstance(error, Refused):
         places = traceback.extract_tb(error.__traceback__)
@@ -145,11 +132,7 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def check_done(reply: Reply) -> Packet:
-    """Return a reply if it is a packet that reports no failure.
-
-    Raises:
-        BadReply: the site did not reply, or has failed; the message gives the reason.
-    """
+    """Return a reply if it is a packet that reports no failure."""
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
@@ -161,22 +144,7 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """Read a client's update from its site's reply, and check it.
-
-    Args:
-        packet: the reply.
-        client: the client's number.
-        space: the federation's map between the module and its vectors ``[P]``.
-        device: the device for the update.
-        samples: the number of training samples that the site has announced.
-        most_steps: the largest number of optimizer steps that the site can have taken.
-
-    Returns:
-        The update; None if its model or a report is not finite.
-
-    Raises:
-        BadReply: the update is not valid; the message gives the reason.
-    """
+    """Read a client's update from its site's reply, and check it."""
     if packet.kind == "broken":
         return None
     plain, most_numbers = packet.plain, 2 * space.size + 64
@@ -204,11 +172,7 @@ def read_update(
 
 
 def read_visit(packet: Packet) -> str:
-    """Read the name of a visit, under which a site has saved its state, from the site's reply.
-
-    Raises:
-        BadReply: the reply has no such name.
-    """
+    """Read the name of a visit from the site's reply."""
     visit = packet.plain.get("visit")
     if not isinstance(visit, str) or not re.fullmatch(r"[0-9a-f]{64}", visit):
         raise BadReply(f"it names its visit {visit!r:.80}, expected 64 hexadecimal digits")
@@ -216,17 +180,7 @@ def read_visit(packet: Packet) -> str:
 
 
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """Return the value ``plain[name]`` after a check that it is a whole number within bounds.
-
-    Args:
-        plain: values by name.
-        name: the value's name.
-        most: the largest number allowed.
-        least: the smallest number allowed.
-
-    Raises:
-        KeyError: there is no value of this name.
-        ValueError: the value is not a whole number within the bounds.
+    """Return the value ``plain[name]`` if it is a whole number from ``least`` to ``most``.
 
     Example:
         >>> checked_int({"steps": 3}, "steps", most=3)
@@ -244,15 +198,6 @@ def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
     """Split a value into plain values, of JSON's types, and tensors by name.
-
-    Args:
-        value: a number, string, None, tensor or random generator, or lists, tuples and dictionaries of these.
-
-    Returns:
-        The plain values and the tensors, for :func:`unpack`.
-
-    Raises:
-        ConfigurationError: the value holds objects of other types.
 
     Example:
         >>> import torch
@@ -284,11 +229,7 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore a value from the plain values and the tensors that :func:`pack` returned.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: the arguments do not come from :func:`pack`.
-    """
+    """Restore a value from the plain values and tensors of :func:`pack`."""
     if isinstance(plain, _PLAIN):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:

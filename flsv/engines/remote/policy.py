@@ -1,4 +1,4 @@
-"""SitePolicy: limits, in a file at a site, on the questions to it, the scores that it tells and its privacy loss."""
+"""SitePolicy: limits that a site's owner sets."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class SitePolicy:
     """Limits that a site's owner sets on the server's requests.
 
     Without a policy a site does everything that the app asks for. An app that does not use flsv's client does not read
-    the policy: let a SuperNode run signed apps only.
+    it, so let a SuperNode run signed apps only.
 
     Args:
         questions: the only functions that the server may let the site compute on its data, as
             ``"package.module:function"``. None for flsv's own functions and those that the app names.
-        max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
-            takes part from the same folder, those before the limit was set included; None for no limit. With a limit,
-            updates must be noised by :class:`flsv.privacy.GaussianPrivacy`. Then the site tells nothing else but its
-            numbers of samples and the numbers of steps that they take, and answers no question. An update that left
-            without noise before the limit was set exceeds any limit.
+        max_epsilon: the largest total privacy loss (epsilon) of this site's updates over all runs from the same folder,
+            also those before the limit was set. None for no limit. With a limit, updates must be noised by
+            :class:`flsv.privacy.GaussianPrivacy`. Then the site tells nothing else but its numbers of samples and the
+            numbers of steps that they take, and answers no question. An update that left without noise before the limit
+            was set exceeds any limit.
         delta: the probability that the bound ``max_epsilon`` does not hold.
-        tells: the only losses and scores that the site tells, by name: ``"training_loss"``; ``"accuracy"``,
-            ``"balanced_accuracy"`` and ``"auroc"`` of its own model; the ``performance`` that a question asks for
-            (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``); and what the strategies
-            let it report, such as ``"label_divergence"``. Its numbers of samples and steps it tells always. None for
+        tells: the only losses and scores that the site tells, by name. These are ``"training_loss"``, ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the ``performance`` that a question asks for
+            (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
+            let it report, such as ``"label_divergence"``. It always tells its numbers of samples and steps. None for
             all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
 
     Raises:
@@ -62,11 +62,7 @@ class SitePolicy:
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
-        """Read a policy from a TOML file, whose keys are the arguments of :class:`SitePolicy`.
-
-        Raises:
-            Refused: the file does not exist, or is not a policy.
-        """
+        """Read a policy from a TOML file, whose keys are the arguments."""
         try:
             return cls(**tomllib.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
@@ -74,53 +70,29 @@ class SitePolicy:
             raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
 
     def check_question(self, question: str) -> None:
-        """Check that a question may be answered.
-
-        Args:
-            question: the function's name, as ``"package.module:function"``.
-
-        Raises:
-            Refused: the function is not among :attr:`questions`.
-        """
+        """Check that a question may be answered."""
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
-        """Return those of the losses and scores called ``names`` that the site does not tell."""
+        """Return the losses and scores among ``names`` that the site does not tell."""
         return [] if self.tells is None else [name for name in names if name not in self.tells]
 
     def check_told(self, names: Iterable[str]) -> None:
-        """Check that the site may tell the losses and scores called ``names``.
-
-        Raises:
-            Refused: one of them is not among :attr:`tells`.
-        """
+        """Check that the site may tell the losses and scores called ``names``."""
         if withheld := self.withheld(names):
             raise Refused(f"its policy does not let it tell {listed(withheld, show=repr):.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
-        """Return the uploads that add noise to updates.
-
-        Raises:
-            Refused: no upload adds noise, although :attr:`max_epsilon` limits the privacy loss of updates.
-        """
+        """Return the uploads that add noise to updates."""
         noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
         if self.max_epsilon is not None and not noises:
             raise Refused(f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise")
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
-        """Add the privacy loss of one more update to the site's total.
-
-        This is called before each training, also if the training repeats an earlier one or fails later.
-
-        Args:
-            uploads: the uploads that will be applied to the update.
-            ledger: the file with the privacy loss of the site's updates so far.
-
-        Raises:
-            Refused: the total would exceed :attr:`max_epsilon`, or the file is damaged.
-        """
+        """Add the privacy loss of one more update to the site's total."""
+        # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
         square = sum(each.noise_multiplier**-2 for each in self.noise(uploads)) or math.inf
         with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
@@ -137,11 +109,7 @@ class SitePolicy:
 
 
 def _spent(ledger: Path) -> tuple[int, float]:
-    """Read a site's number of updates so far, and the sum of their 1 / noise_multiplier^2.
-
-    Raises:
-        Refused: the file is damaged.
-    """
+    """Read a site's number of updates so far, and the sum of their 1 / noise_multiplier^2."""
     with suppress(*GARBLED):
         spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
         if spent["squares"] >= 0:  # not NaN
@@ -153,6 +121,6 @@ def _spent(ledger: Path) -> tuple[int, float]:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name in a form that lasts: names of flsv's own functions without the module, which may change
-    between versions."""
+    """Return a question's name in a form that lasts across versions."""
+    # Modules of flsv's own functions may change between versions, so their names are stored without them.
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

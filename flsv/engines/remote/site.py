@@ -1,4 +1,4 @@
-"""Site: the participant's side of a federation across processes, which trains on its own data and answers questions."""
+"""Site: the participant's side of a federation across processes."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ class Site:
         questions: functions, beside flsv's own, that the server may let the site compute on its data, as
             ``"package.module:function"``.
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
-            a simulation. If it is None, they follow from a secret of this site, so that the server cannot subtract the
-            noise.
-        policy: the limits that the site's owner sets; None if there are none.
+            a simulation. With None they follow from this site's secret, so that the server cannot subtract the noise.
+        policy: the limits that the site's owner sets, if any.
 
     Attributes:
         policy: the limits that apply to the next message.
@@ -112,18 +111,9 @@ class Site:
         self._agreement = agreement(module(), federation)
 
     def answer(self, packet: Packet, who: str = "server") -> Packet:
-        """Reply to a message of the server, and write a line about the message into the log.
-
-        The reply reports an error by class and line only, because the error's text may quote samples; the site's log
-        has the full text. The text of a refusal by the site's policy is sent.
-
-        Args:
-            packet: the message.
-            who: the sender's name, for the log.
-
-        Returns:
-            The reply.
-        """
+        """Reply to a message of the server, and log it."""
+        # The reply reports an error by class and line only, because its text may quote samples. A refusal's text is
+        # sent.
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
             about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
@@ -146,7 +136,7 @@ class Site:
         return Packet("hello", {"sizes": sizes})
 
     def _needed(self) -> list[str]:
-        """Name the losses and scores that a run with the site's settings cannot do without."""
+        """Name the losses and scores that a run with the site's settings needs."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
         return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
@@ -166,7 +156,7 @@ class Site:
         return update_packet(visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS]))
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model that this site would use, on the site's test samples, and return the scores in a packet."""
+        """Score the model that this site would use on its test samples."""
         kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)
@@ -216,14 +206,7 @@ class Site:
         return answer
 
     def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """Return the map between the module and its vectors, and the site's :class:`LocalData`, restored from the
-        site's saved state.
-
-        Args:
-            packet: the server's message.
-            kept: the site's saved state.
-            trainer: the trainer, with its module on its device.
-        """
+        """Return the map to vectors, and the site's :class:`LocalData` restored from its saved state."""
         module = trainer.lightning_module
         space, _ = shared_space(module, self._config)
         store, client = ClientStore(), packet.plain["client"]
@@ -242,8 +225,7 @@ class Site:
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Start a fit that trains nothing, call ``reply`` with its trainer, whose module is on its device, and return
-        the result."""
+        """Call ``reply`` with the trainer of a fit that trains nothing, and return the result."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -262,11 +244,7 @@ class Site:
         return SiteMemory(self._folder, packet.plain["run"])
 
     def _kept(self, packet: Packet) -> SiteState:
-        """Return the site's saved state from which the server wants the site to continue.
-
-        Raises:
-            LookupError: the site no longer has this state.
-        """
+        """Return the saved state from which the server wants the site to continue."""
         kept = self._memory(packet).after(packet.plain["counted"])
         if kept is None:
             raise LookupError("this site no longer holds what it kept of the round that it is asked about.")

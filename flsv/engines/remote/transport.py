@@ -1,4 +1,4 @@
-"""Directory: the sites that can be reached, and the exchange of packets with them; Transport: the packets' carrier."""
+"""Directory and Transport: the sites that can be reached, and the packets' carrier."""
 
 from __future__ import annotations
 
@@ -37,20 +37,18 @@ class Transport(Protocol):
         """Return ``{address: registered name}`` of the nodes that can be reached now."""
 
     def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
-        """Send each packet to its address, and yield ``(address, reply)`` for the replies that come within ``seconds``.
-        A reply is a packet, or a text with the reason if the site could not answer."""
+        """Send each packet to its address, and yield ``(address, reply)`` within ``seconds``."""
 
 
 class Directory:
     """The sites of a federation by name, with their current addresses.
 
-    A site is identified by the name under which the transport's operator has registered it, neither by a name in its
-    messages nor by its address: a site that was restarted, or has another key, is the same site.
+    A site is the name under which the transport's operator has registered it, whatever its address and key.
 
     Args:
         transport: the carrier of the packets.
         names: the names of all sites, in the order of their numbers.
-        ours: the server's version, module and settings, see :func:`agreement`; every site compares them with its own.
+        ours: the server's version, module and settings, see :func:`agreement`. Every site compares them with its own.
         book: the file with the sites' numbers of samples, so that a server can continue while some sites are away.
         timeout: the time in seconds that a site has for each message's work.
         wait: the time in seconds to wait for all sites before the first round, and for any site within a run.
@@ -95,12 +93,7 @@ class Directory:
         self._wrong: dict[str, str] = {}
 
     def gather(self) -> None:
-        """Wait until every site has announced its numbers of samples, now or in an earlier run.
-
-        Raises:
-            ConfigurationError: a site cannot take part, for example because its settings differ from the server's.
-            RuntimeError: sites have not come in time.
-        """
+        """Wait until every site has announced its numbers of samples."""
         deadline = time.monotonic() + self.wait
         with self._awaiting(lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)):
             while not (here := self.refresh(strict=True)) or len(self.sizes) < len(self.names):
@@ -117,17 +110,8 @@ class Directory:
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
-        """Find the sites that can be reached, and ask those that have not answered before for their numbers of samples.
-
-        Args:
-            strict: whether to raise an error if a site cannot take part; otherwise the run goes on without this site.
-
-        Returns:
-            ``{site number: address}`` of the sites that can be reached and have answered.
-
-        Raises:
-            ConfigurationError: with ``strict``: a site cannot take part.
-        """
+        """Return ``{site number: address}`` of the sites that answer."""
+        # With `strict` a site that cannot take part is an error, otherwise the run goes on without it.
         self._here = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
@@ -137,16 +121,8 @@ class Directory:
         return {site: address for site, address in self._here.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Send packets to sites, and return the replies.
-
-        If no site can be reached, because all are being restarted, wait for the first one.
-
-        Args:
-            packets: the packets by site number.
-
-        Returns:
-            ``{site number: reply}``: the site's packet, or a text with the reason if it is away, is late or has failed.
-        """
+        """Send packets to sites, and return each site's reply, or the reason for none."""
+        # If no site can be reached, because all are being restarted, wait for the first one.
         began = time.monotonic()
         replies: dict[int, Reply] = {}
         with self._awaiting(lambda: [site for site in packets if site not in replies], len(packets)):
@@ -160,12 +136,7 @@ class Directory:
 
     @contextmanager
     def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
-        """Report every 15 s within this context which sites the server still waits for.
-
-        Args:
-            missing: a function that returns the numbers of these sites.
-            count: the number of all awaited sites, including those that have answered.
-        """
+        """Report every 15 s within this context which sites the server still waits for."""
         done = threading.Event()
 
         def watch() -> None:
@@ -186,12 +157,7 @@ class Directory:
             self._say(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets, with the server's version and settings added, and yield each site's number and reply.
-
-        Args:
-            packets: the packets by site number.
-            seconds: the time within which sites must reply.
-        """
+        """Send packets with the server's settings added, and yield each site's reply."""
         sites = {self._here[site]: site for site in packets}
         agreed = {
             self._here[site]: Packet(each.kind, {**each.plain, "agreement": self._ours}, each.tensors)
@@ -201,8 +167,7 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
-        """Convert ``{address: name of the node}`` to ``{site number: address}``. Warn of nodes that are none of the
-        federation's sites, and of two nodes with the name of one site."""
+        """Convert ``{address: name of the node}`` to ``{site number: address}``, and warn of strangers."""
         here: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -216,13 +181,7 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store, in memory and on the disk, the numbers of samples in a site's reply to the server's first message.
-
-        Args:
-            site: the site's number.
-            reply: the site's reply.
-            strict: whether to raise an error if the site cannot take part; otherwise a warning is given.
-        """
+        """Store the numbers of samples in a site's reply to the first message."""
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"], self._max_samples)
@@ -243,23 +202,14 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn of a fault of the node called ``name``; the same words are not repeated."""
+        """Warn of a node's fault, without repeating the same words."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
-    """Read a site's number of samples in each split from the plain values of its reply, and check them.
-
-    Args:
-        plain: the values by name.
-        most: the largest number allowed.
-
-    Raises:
-        KeyError, TypeError, ValueError: a number is missing or not valid.
-        Unwilling: a number is larger than ``most``.
-    """
+    """Read and check a site's number of samples in each split."""
     sizes = {split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()}
     split = max(sizes, key=sizes.__getitem__)
     if sizes[split] > most:
@@ -271,7 +221,7 @@ def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
-    """Describe the properties that server and sites must share: version, module, and settings of the clients' training.
+    """Describe what server and sites must share: version, module and settings.
 
     Args:
         module: the LightningModule.
@@ -294,17 +244,14 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a short hash of the package's source files, to detect changes between checkouts of one version."""
+    """Return a short hash of the package's source files."""
+    # It detects changes between checkouts of one version.
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
 def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
-    """Compare a site's :func:`agreement` with the server's.
-
-    Raises:
-        Refused: the two differ; the message names the difference.
-    """
+    """Compare a site's :func:`agreement` with the server's."""
     for what, value in servers.items():
         if own.get(what) != value:
             raise Refused(

@@ -1,4 +1,4 @@
-"""SiteVisit: a site's training in one round, in a Trainer of its own; SiteMemory: the site's state between rounds."""
+"""SiteVisit and SiteMemory: a site's training in one round, and its state between rounds."""
 
 from __future__ import annotations
 
@@ -40,11 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def own_secret(folder: Path) -> str:
-    """Return the site's secret text, which is drawn at the first call and stored in the site's folder.
-
-    Raises:
-        ConfigurationError: the file does not hold 64 hexadecimal digits.
-    """
+    """Return the site's secret text, drawn at the first call and stored in its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
@@ -56,38 +52,14 @@ def own_secret(folder: Path) -> str:
 
 
 def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
-    """Derive the key from which a site draws the noise of its update in a round; only the site knows the key.
-
-    If the same message is sent again and the site continues from the same state, the key is the same, so that averaging
-    the answers reveals nothing. If anything in the message or the state differs, the key differs, so that subtracting
-    two answers reveals nothing. :class:`flsv.privacy.GaussianPrivacy` adds the update itself to the key.
-
-    Args:
-        secret: the site's secret.
-        packet: the server's message, whole.
-        kept: the state from which the site continues; None if the site no longer has it and starts without one.
-
-    Returns:
-        The key, 32 bytes.
-    """
+    """Derive the site's secret key (32 bytes) for the noise of its update in a round."""
+    # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
+    # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
     return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
 
 
 class SiteMemory:
-    """A site's saved states of one run.
-
-    A state is saved after every visit, that is, after a round's training or an answered question. A visit's name is the
-    hash of the server's message (:attr:`Packet.digest`), and the server names the earlier visit from whose state the
-    site continues. So a server that repeats a round, because it was killed or did not receive the site's update, gets
-    the right state, as do two servers that continue from one checkpoint; if the state was deleted, it gets an error. No
-    message can overwrite the state after another message.
-
-    Args:
-        folder: the site's folder, created if it does not exist.
-        run: the run's name, 16 hexadecimal digits.
-
-    Raises:
-        ConfigurationError: ``run`` does not consist of 16 hexadecimal digits.
+    """A site's saved states of one run, each named by its visit.
 
     Example:
         >>> import tempfile
@@ -98,6 +70,9 @@ class SiteMemory:
         ({}, {'visits': 1}, {'visits': 2}, None)
     """
 
+    # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
+    # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
+
     def __init__(self, folder: Path, run: str) -> None:
         if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
             raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
@@ -105,24 +80,11 @@ class SiteMemory:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> SiteState | None:
-        """Return the state that was saved after a visit.
-
-        Args:
-            visit: the visit's name; None if the site has had no visit.
-
-        Returns:
-            The state; an empty mapping if ``visit`` is None; None if the state was deleted.
-        """
+        """Return the state after a visit, empty before the first, None if it was deleted."""
         return {} if visit is None else self.all().get(visit)
 
     def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
-        """Save the site's state after a visit, and delete older states.
-
-        Args:
-            visit: the visit's name.
-            kept: the state.
-            earlier: names of the earlier visits whose states are not deleted.
-        """
+        """Save the site's state after a visit, and delete all but ``earlier`` ones."""
         with replacing(self._path, private=True) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
@@ -132,14 +94,9 @@ class SiteMemory:
 
 
 class NumberedData:
-    """A site's data module in which its client has the site's number in the federation instead of 0, because random
-    draws depend on the client's number.
+    """A site's data module in which its client has its number in the federation."""
 
-    Args:
-        data: the site's data module, with one client.
-        client: the site's number in the federation.
-        num_clients: the federation's number of clients.
-    """
+    # Random draws depend on the client's number.
 
     def __init__(self, data: FederatedDataModule, client: int, num_clients: int) -> None:
         self._data, self._client, self.num_clients = data, client, num_clients
@@ -150,7 +107,7 @@ class NumberedData:
 
 
 class _OwnSteps(LocalSteps):
-    """Number of optimizer steps at a site, which knows its own number of steps only."""
+    """Number of optimizer steps at a site, which knows only its own."""
 
     def most(self) -> float:
         assert self.client is not None
@@ -158,24 +115,7 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Callback with which a fit becomes a site's training in one round: the fit starts from the server's model, and
-    after it the callback holds the site's update.
-
-    Args:
-        packet: the server's message: its instruction, and the federation's numbers of clients and classes.
-        data: the site's data module, with one client.
-        kept: the site's state after an earlier round; an empty mapping if there is none.
-        config: the federation's configuration.
-        upload_secret: the key of uploads' random numbers, see :func:`visit_secret`; or a seed, as in a simulation.
-        limit: Lightning's ``limit_train_batches``, per local epoch.
-
-    Attributes:
-        update: the site's update after the fit; None if its model is not finite.
-        kept: the site's state after the fit.
-
-    Raises:
-        Refused: in the fit: a batch ends after the message's time limit.
-    """
+    """Callback that turns a fit into a site's training in one round."""
 
     def __init__(
         self,
@@ -192,11 +132,12 @@ class SiteVisit(L.Callback):
         self._num_clients, self._num_classes = packet.plain["clients"], packet.plain["classes"]
         self._numbered: Any = NumberedData(data, self._instruction.client_id, self._num_clients)
         self._data, self._config, self._limit = data, config, limit
+        # The site's state after an earlier round, empty if there is none.
         self.kept, self._upload_secret = kept, upload_secret
         self.update: ClientUpdate | None = None
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
-        """Make the loader of the batches that the site trains on in this round, with this trainer."""
+        """Make the loader of the site's training batches in this round."""
         told = self._instruction
         state = FederationState(round_index=told.round_index, seed=told.seed, num_clients=self._num_clients)
         strategies: Mapping[str, Any] = self._config.strategies
@@ -297,12 +238,8 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Advance the schedulers that step once per round to the present round, because each round is a new fit, in
-        which they start from the beginning.
-
-        Raises:
-            ConfigurationError: a scheduler follows a validation value, which a site does not compute.
-        """
+        """Advance the schedulers that step once per round to the present round."""
+        # Each round is a new fit, in which schedulers start from the beginning.
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":
                 continue
