@@ -49,11 +49,11 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     resident process imports the real app once. Put the call of this function into a file that imports nothing else, and
     name the result as ``clientapp`` in ``pyproject.toml``.
 
-    A site has one resident process, reached through a socket with a key in the site's folder. Only the site's user can
-    read them. The process ends with the SuperNode, with a message of another run, with another key, or if no message
-    has come for ``idle`` seconds. If it dies while it answers a message, a new process answers the message once more.
-    Messages of a second SuperNode with the same folder fail. On Windows, or if Flower installs dependencies for each
-    message, each message is answered in a process of its own.
+    A site has one resident process for each run, reached through a socket with a key in the site's folder. Only the
+    site's user can read them. The process ends with the SuperNode, with another key, or if no message has come for
+    ``idle`` seconds. If it dies while it answers a message, a new process answers the message once more. Messages of a
+    second SuperNode with the same folder fail. On Windows, or if Flower installs dependencies for each message, each
+    message is answered in a process of its own.
 
     The data module is made once. Data that change within a run are seen after the next start of the SuperNode.
 
@@ -106,16 +106,17 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
     with suppress(FileExistsError), open(key, "xb", opener=partial(os.open, mode=0o600)) as file:
         file.write(secrets.token_bytes(32))
     # The socket is not in the site's folder: its path may not have more than some 100 characters.
-    place = f"{tempfile.gettempdir()}/flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
+    name = hashlib.sha256(f"{folder} {context.run_id}".encode()).hexdigest()[:16]
+    place = f"{tempfile.gettempdir()}/flsv-{name}.sock"
     link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
-    terms = json.dumps([app, context.run_id, identity[2], idle, os.getppid(), place, str(key), sys.path])
+    terms = json.dumps([app, identity[2], idle, os.getppid(), place, str(key), sys.path])
     for start in (False, True, True):
         process = subprocess.Popen([*_COMMAND, terms], stdin=subprocess.DEVNULL) if start else None
         while True:
             with suppress(*_BROKEN), link() as there:
-                there.send((context.run_id, (app, identity, message, context)))
+                there.send((app, identity, message, context))
                 return there.recv()
-            # Reached if there is no process, or it belongs to another run, does not listen yet, or has died.
+            # Reached if there is no process, or it does not listen yet, or has died.
             if process is None or process.poll() is not None:
                 break
             time.sleep(0.05)
@@ -127,13 +128,20 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 def _live() -> None:
     """Answer messages until the resident process is no longer needed."""
-    app, own_run, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
+    app, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
-    lock = FileLock(f"{key}.lock")  # until the process ends
+    lock = FileLock(f"{place}.lock")  # until the process ends
     try:
         lock.acquire(timeout=5)  # seconds, for a process that is about to end
     except Timeout:
         sys.exit(f"{_TAKEN}: {Path(key).parent}")
+    holder = Path(key).with_suffix(".node")  # of all processes of one SuperNode
+    other, _, alive = holder.read_text().partition(" ") if holder.is_file() else ("", "", "")
+    if other not in ("", str(own_node)):
+        with suppress(ProcessLookupError, PermissionError):  # that SuperNode has ended: this one takes over
+            os.kill(int(alive), 0)
+            sys.exit(f"{_TAKEN}: {Path(key).parent}")
+    holder.write_text(f"{own_node} {supernode}")
     import_module(app.partition(":")[0])
     Path(place).unlink(missing_ok=True)
     before, secret = os.umask(0o177), Path(key).read_bytes()
@@ -151,13 +159,11 @@ def _live() -> None:
     threading.Thread(target=watch, daemon=True).start()
     while True:
         with suppress(*_BROKEN), listener.accept() as link:
-            run, given = link.recv()
+            given = link.recv()
             if given[1][2] != own_node:
                 os.kill(supernode, 0)  # an error if that SuperNode has ended: the process of this one takes over
                 link.send((None, None, _TAKEN))
                 continue
-            if run != own_run:
-                os._exit(0)
             since = math.inf
             answered = _answered(*given)
             since = time.monotonic()

@@ -85,7 +85,7 @@ class Site:
 
     @property
     def socket(self) -> Path:
-        name = hashlib.sha256(str(self.folder / "site").encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{self.folder / 'site'} 1".encode()).hexdigest()[:16]  # of the first run
         return Path(tempfile.gettempdir()) / f"flsv-{name}.sock"
 
 
@@ -107,15 +107,15 @@ def gone(process: int, seconds: float = 10) -> bool:
     return False
 
 
-def test_one_process_answers_all_messages_of_a_run(site: Site) -> None:
+def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(site: Site) -> None:
     first, second = site.send("a"), site.send("b")
     assert first["process"] == second["process"] != first["own"]
     assert (second["seen"], second["count"]) == (["a", "b"], 2)
     assert site.socket.stat().st_mode & 0o777 == (site.folder / "site" / "socket.key").stat().st_mode & 0o777 == 0o600
     other = site.send("c", run=2)
     assert other["seen"] == ["c"]
-    assert gone(first["process"])
-    assert living(site.folder) == {other["process"]}
+    assert site.send("d")["seen"] == ["a", "b", "d"]
+    assert living(site.folder) == {first["process"], other["process"]}
 
 
 def test_message_without_idle_time_is_answered_by_its_own_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
         assert "another SuperNode works in this site's folder" in site.send("b", run=run, node=6)["error"]
     assert site.send("c") == {**first, "seen": ["a", "c"], "own": ANY, "count": 2}
     os.kill(first["process"], signal.SIGKILL)
-    with FileLock(site.folder / "site" / "socket.key.lock"):  # of a process that another socket leads to
+    with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
         assert "another SuperNode works in this site's folder" in site.send("d")["error"]
     assert site.send("e")["seen"] == ["e"]
 
@@ -169,7 +169,7 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
     assert site.send("b")["process"] == first["process"]
     (site.folder / "site" / "socket.key").write_bytes(b"another")
     assert site.send("c")["process"] != first["process"]
-    os.kill(first["process"], signal.SIGKILL)  # which nobody can reach any more
+    assert gone(first["process"])  # nobody can reach it any more
 
 
 def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
