@@ -28,22 +28,22 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (35_240, 30_000),
+    "words of all pages": (34_720, 30_000),
     "of these of guides": (12_900, 12_000),
-    "lines of tests": (38_910, 31_000),
+    "lines of tests": (38_920, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
-    "lines of flsv": (33_460, 28_000),
-    "words of docstrings": (131_190, 90_000),
+    "lines of flsv": (31_980, 28_000),
+    "words of docstrings": (92_600, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (920, 1_000), "cli": (2_060, 1_500), "core": (1_220, None),
-    "data": (3_440, 2_600), "engines": (2_380, 2_100), "federation": (1_100, None), "functional": (2_960, 2_800),
-    "games": (1_620, 1_500), "metrics": (2_090, 1_900), "models": (720, None), "outside": (520, None),
-    "personalization": (690, None), "report": (1_330, None), "results": (1_290, None), "retraining": (2_030, None),
-    "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_410, None),
-    "utilities": (1_400, None), "valuation": (670, None),
+    "_lightning": (790, None), "benchmark": (910, 1_000), "cli": (1_820, 1_500), "core": (1_190, None),
+    "data": (3_360, 2_600), "engines": (2_370, 2_100), "federation": (1_090, None), "functional": (2_490, 2_800),
+    "games": (1_640, 1_500), "metrics": (2_070, 1_900), "models": (680, None), "outside": (520, None),
+    "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_860, None),
+    "sampling": (350, None), "server": (640, None), "testing": (640, 700), "training": (2_280, None),
+    "utilities": (1_480, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference")

@@ -72,12 +72,6 @@ def compiled_forward() -> Kept:
     return module
 
 
-def own_forward() -> Kept:
-    module = Kept()
-    module.forward = lambda x: module.net(x)  # type: ignore[method-assign]
-    return module
-
-
 def hooked() -> Kept:
     module = Kept()
     module.net[0].register_forward_hook(lambda layer, args, output: output + module.net[4].weight.sum())
@@ -97,13 +91,8 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(net)": compiled_network,
     "torch.compile(forward)": compiled_forward,
     "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
-    "bound method": lambda: Kept(lambda module: module.net.forward),
     "weight norm": normed,
     "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
-    "lambda in a lambda": lambda: Kept(lambda module: (lambda f: lambda x: f(x))(lambda x: module.net(x))),
-    "partial of a lambda": lambda: Kept(lambda module: partial(lambda x, by: by * module.net(x), by=2)),
-    "compiled lambda": lambda: Kept(lambda module: eager(lambda x: module.net(x))),
-    "lambda as forward": own_forward,
     "hook": hooked,
 }
 #: Kinds whose copies use the original.
