@@ -97,11 +97,20 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Return a copy of the federation's loop that draws a coalition's clients, silently."""
+    """Let the federation's loop draw a coalition's clients, silently; return it."""
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
-    return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+    more = {"metrics": metrics, "reporting": silent, "evaluation": ClientEvaluation()}
+    return become(loop, sampler=cohort, seed=seed, **more)
+
+
+def become(loop: Any, **changes: Any) -> Any:
+    """Change arguments of a loop, which callbacks and modules may hold; return it."""
+    held, changed = vars(loop), vars(loop.replace(**changes))
+    held.clear()
+    held.update(changed)
+    return loop
 
 
 class CoalitionScoring(GlobalModelScoring):

@@ -111,9 +111,10 @@ class CoalitionPlan:
             check_shared(config, module)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
         constant = sharing(config.share, module, config.head).constant
-        places = {each.data_ptr() for name, each in module.named_parameters() if name in constant}
+        fixed = {id(each) for name, each in module.named_parameters() if name in constant}
+        names = {name for name, each in module.named_parameters(remove_duplicate=False) if id(each) in fixed}
         state = module.state_dict()
-        frozen = {n: each for n, each in state.items() if isinstance(each, Tensor) and each.data_ptr() in places}
+        frozen = {name: each for name, each in state.items() if name in names}
         if self._initial is None:  # coalitions have the frozen weights of the process from which they are forked
             self._initial = copy.deepcopy({name: each for name, each in state.items() if name not in frozen})
         else:  # of a resumed run, whose frozen weights are the checkpoint's

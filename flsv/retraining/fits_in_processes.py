@@ -22,7 +22,7 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit, of_the_run
+from flsv.retraining.coalition_fit import FitOrder, become, coalition_loop, into_a_coalitions_fit, of_the_run
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
 from flsv.retraining.train_fits import Fit, once_proved
@@ -92,7 +92,7 @@ def work_on(
     """Do a piece of work in this process, and return the result, or the error by which it was refused."""
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
-        callbacks[:] = [each.replace(sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
+        callbacks[:] = [become(each, sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
     try:
         if isinstance(piece, Prediction):
             return _predict(piece, federation)

@@ -27,7 +27,7 @@ from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_c
 from flsv.retraining.forked_fits import own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
-from flsv.utilities.supervisor import ChildFailed, supervise_fresh
+from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
 
 
 class FreshFits:
@@ -36,15 +36,21 @@ class FreshFits:
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
         kind = trainer.strategy.root_device.type
-        self._forks, self._jobs = kind != "cuda", cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
+        self._process, self._forks = FreshProcess(), kind != "cuda"
+        self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions, and yield each order with its result or error."""
         with TemporaryDirectory() as folder:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
-            for place, found in supervise_fresh(tasks, self._jobs, forks=self._forks):
+            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
+            for place, found in run(tasks, self._jobs):
                 yield orders[place], found
+
+    def close(self) -> None:
+        """End the fresh process that forks itself, if there is one."""
+        self._process.close()
 
 
 def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:

@@ -48,8 +48,9 @@ class KeptBeginning:
 
     def close(self) -> None:
         """End the forked process that keeps the fit's beginning, if there is one."""
-        if self.forks is not None:
-            self.forks.close()
+        for kept in (self.forks, self._fresh):
+            if kept is not None:
+                kept.close()
         self.forks = None
 
     def forget(self) -> None:

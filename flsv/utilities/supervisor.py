@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import select
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,30 +94,52 @@ def supervise_fresh(
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks as :func:`supervise` does where this process cannot be forked."""
     # Tasks cross by cloudpickle. Without `forks` each task has a fresh process, as those that use an accelerator need.
+    if forks:
+        with closing(FreshProcess()) as process:
+            yield from process.supervise(tasks, jobs, limit_s)
+        return
     with TemporaryDirectory() as folder:
-        if not forks:
-            commands = ((name, _command(Path(folder, str(i)), [task])) for i, (name, task) in enumerate(tasks))
-            yield from supervise(commands, jobs, limit_s)
-            return
-        listed = dict(enumerate(tasks))
-        command = _command(Path(folder, "tasks"), [task for _, task in listed.values()], jobs, limit_s)
-        from_child, to_us = Pipe(duplex=False)
-        child = _Child(None, command, None, answer_to=to_us.fileno())
-        to_us.close()
+        commands = ((name, _command(task, Path(folder, str(i)))) for i, (name, task) in enumerate(tasks))
+        yield from supervise(commands, jobs, limit_s)
+
+
+class FreshProcess:
+    """Fresh process that forks itself for each task, from the first call of :meth:`supervise` until it is closed."""
+
+    def __init__(self) -> None:
+        self._child: _Child | None = None
+
+    def supervise(
+        self, tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+    ) -> Iterator[tuple[Name, Any]]:
+        """Run tasks as the function :func:`supervise` does."""
+        if self._child is None:
+            self._link, theirs = Pipe()
+            self._child = _Child(None, _command(), None, answer_to=theirs.fileno())
+            theirs.close()
+        left, child = dict(enumerate(tasks)), self._child
         try:
+            self._link.send_bytes(cloudpickle.dumps(([task for _, task in left.values()], jobs, limit_s)))
             with ended_by_sigterm() as check:
-                while listed:
-                    while not from_child.poll(POLL_S):
+                while left:
+                    while not self._link.poll(POLL_S):
                         check()
-                    place, found = pickle.loads(from_child.recv_bytes())
-                    yield listed.pop(place)[0], found
-        except EOFError:
+                    place, found = pickle.loads(self._link.recv_bytes())
+                    yield left.pop(place)[0], found
+        except (EOFError, OSError):
             while not child.ended():
                 time.sleep(POLL_S)
             failed = child.answer()
-            yield from [(name, failed) for name, _ in listed.values()]
+            yield from [(name, failed) for name, _ in left.values()]
         finally:
-            from_child.close()
+            if left:
+                self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        child, self._child = self._child, None
+        if child is not None:
+            self._link.close()
             child.kill()
 
 
@@ -143,30 +166,33 @@ def _at_worker(
     return found
 
 
-def _command(path: Path, tasks: Sequence[Callable[[], Any]], *options: Any) -> Sequence[str]:
-    """Write tasks to a file, and return a fresh process's command line for them."""
-    tried = cloudpickle.dumps(tasks)
-    path.write_bytes(pickle.dumps((sys.path, tried, options)))
-    return [sys.executable, "-c", _FRESH, str(path)]
+def _command(task: Callable[[], Any] | None = None, path: Path | None = None) -> Sequence[str]:
+    """Return the command line of a fresh process that runs a task, or forks itself for tasks that it receives."""
+    if path is not None:
+        path.write_bytes(cloudpickle.dumps(task))
+    return [sys.executable, "-c", _FRESH, json.dumps([None if path is None else str(path), sys.path])]
 
 
 #: Code of a fresh process; flsv is imported from where this process has it.
 _FRESH = """
-import pickle, sys
-sys.path[:], tasks, options = pickle.load(open(sys.argv[1], "rb"))
+import json, sys
+path, sys.path[:] = json.loads(sys.argv[1])
 from flsv.utilities.supervisor import run_fresh
-run_fresh(tasks, *options)
+run_fresh(path)
 """
 
 
-def run_fresh(pickled: bytes, *options: Any) -> None:
-    """Run tasks in this fresh process, the only one itself, several each in a fork."""
-    tasks = pickle.loads(pickled)
-    if not options:
-        _work(tasks[0], int(os.environ[ANSWER]))
-    answers = Connection(int(os.environ[ANSWER]), readable=False)
-    for found in supervise(enumerate(tasks), *options):
-        answers.send_bytes(pickle.dumps(found))
+def run_fresh(path: str | None) -> None:
+    """Run the task in the file ``path`` in this fresh process, or tasks that it receives in its forks."""
+    number = int(os.environ[ANSWER])
+    if path is not None:
+        _work(pickle.loads(Path(path).read_bytes()), number)
+    link = Connection(number)
+    with suppress(EOFError):
+        while True:
+            tasks, *options = pickle.loads(link.recv_bytes())
+            for found in supervise(enumerate(tasks), *options):
+                link.send_bytes(pickle.dumps(found))
 
 
 def answer(value: Any) -> NoReturn:

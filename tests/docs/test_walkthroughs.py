@@ -110,6 +110,8 @@ def test_lightning_tutorial_runs_with_an_unchanged_x_ray_project() -> None:
     assert text.count("xrays.") == 2
     Path("federation.yaml").write_text(text)
     fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
+    trial, *fits = fits
+    pages.run_command(trial)
     assert len(fits) == 2
     for number, words in enumerate(fits):
         pages.run_command(words)

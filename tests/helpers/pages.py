@@ -34,6 +34,7 @@ NOT_RUN = {
     "pre-commit": "changes the checkout's hooks",
     "pytest": "this",
     "torchrun": "tests/engines starts ranks that way",
+    "dask": "tests/retraining starts a cluster of this machine",
     "flwr": "tests/engines/flower does, with its servers",
     "ssh-keygen": "signs with a key of one's own",
     "export": "of the shell",
