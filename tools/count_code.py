@@ -30,7 +30,7 @@ LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 BUDGETS = {
     "words of all pages": (34_720, 30_000),
     "of these of guides": (12_900, 12_000),
-    "lines of tests": (38_920, 31_000),
+    "lines of tests": (38_910, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
     "lines of flsv": (31_980, 28_000),
