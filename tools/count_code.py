@@ -33,17 +33,17 @@ BUDGETS = {
     "lines of tests": (38_910, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
-    "lines of flsv": (31_980, 28_000),
-    "words of docstrings": (92_600, 90_000),
+    "lines of flsv": (32_010, 28_000),
+    "words of docstrings": (92_660, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (910, 1_000), "cli": (1_820, 1_500), "core": (1_190, None),
     "data": (3_360, 2_600), "engines": (2_370, 2_100), "federation": (1_090, None), "functional": (2_490, 2_800),
     "games": (1_640, 1_500), "metrics": (2_070, 1_900), "models": (680, None), "outside": (520, None),
-    "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_860, None),
+    "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_870, None),
     "sampling": (350, None), "server": (640, None), "testing": (640, 700), "training": (2_280, None),
-    "utilities": (1_480, None), "valuation": (670, None),
+    "utilities": (1_500, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference")

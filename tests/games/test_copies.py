@@ -66,12 +66,6 @@ def in_place() -> Kept:
     return module
 
 
-def compiled_forward() -> Kept:
-    module = Kept()
-    module.forward = eager(module.forward)  # type: ignore[method-assign]
-    return module
-
-
 def hooked() -> Kept:
     module = Kept()
     module.net[0].register_forward_hook(lambda layer, args, output: output + module.net[4].weight.sum())
@@ -89,7 +83,6 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(module)": lambda: eager(Kept()),
     "module.compile()": in_place,
     "torch.compile(net)": compiled_network,
-    "torch.compile(forward)": compiled_forward,
     "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
     "weight norm": normed,
     "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
