@@ -182,5 +182,4 @@ def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
     replace(CPUAccelerator, "setup_device", lambda self, device: None)
     from flsv.utilities import supervisor  # only here: the device is registered before flsv is imported
 
-    fresh = "import device.on_emulated\nfrom flsv.utilities"  # the device is there before what is on it
-    replace(supervisor, "_FRESH", supervisor._FRESH.replace("from flsv.utilities", fresh))
+    replace(supervisor, "_FRESH", supervisor._FRESH.replace("from flsv", "import device.on_emulated\nfrom flsv"))

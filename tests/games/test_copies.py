@@ -83,7 +83,6 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(module)": lambda: eager(Kept()),
     "module.compile()": in_place,
     "torch.compile(net)": compiled_network,
-    "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
     "weight norm": normed,
     "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
     "hook": hooked,

@@ -39,7 +39,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 #: State that the module shares, and weights that a callback swaps in.
 FAST = ("a closure", "EMAWeightAveraging")
-#: What pickling may lose.
 PICKLED = (
     "a closure", "a global", "a class attribute", "an iterator", "a generator that holds the module", "an open file",
     "EMAWeightAveraging", "a callback that holds the module",
