@@ -33,8 +33,8 @@ BUDGETS = {
     "lines of tests": (38_910, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
-    "lines of flsv": (32_010, 28_000),
-    "words of docstrings": (92_660, 90_000),
+    "lines of flsv": (32_030, 28_000),
+    "words of docstrings": (92_670, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int | None]] = {
     "games": (1_640, 1_500), "metrics": (2_070, 1_900), "models": (680, None), "outside": (520, None),
     "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_870, None),
     "sampling": (350, None), "server": (640, None), "testing": (640, 700), "training": (2_280, None),
-    "utilities": (1_500, None), "valuation": (670, None),
+    "utilities": (1_510, None), "valuation": (670, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference")

@@ -327,6 +327,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     without, joining, backend = (vars(options).pop(name) for name in ("without", "joining", "backend"))
     if without and joining:
         raise ConfigurationError("--with and --without are two questions: ask one after the other.")
+    if backend and options.jobs:
+        raise ConfigurationError(f"--jobs {options.jobs}: the workers of --backend {backend} are as many as it has.")
     lock = FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock, _terminated():
         changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy, ranks_of
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
-from flsv.retraining.forked_fits import own_files
+from flsv.retraining.forked_fits import LONGER, SECONDS, own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
 from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
@@ -35,7 +36,7 @@ class FreshFits:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
         self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
-        kind = trainer.strategy.root_device.type
+        kind, self._since = trainer.strategy.root_device.type, time.monotonic()
         self._process, self._forks = FreshProcess(), kind != "cuda"
         self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
@@ -45,7 +46,8 @@ class FreshFits:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
             run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
-            for place, found in run(tasks, self._jobs):
+            limit_s = SECONDS + LONGER * (time.monotonic() - self._since)
+            for place, found in run(tasks, self._jobs, limit_s):
                 yield orders[place], found
 
     def close(self) -> None:

@@ -50,19 +50,14 @@ def retrain(
     """Compute clients' values by training the federation again with coalitions of them.
 
     Give a trainer, a module and data as for a fit that has not begun. None of them is changed. Each coalition is
-    trained
-    by a fit of its own in a fork of this process, with its own module, callbacks and data. By default each client
-    alone,
-    all but one, and all are trained, with three seeds. The values of other coalitions follow from predicted
-    outputs, see
-    :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
-    outputs.
+    trained by a fit of its own in a fork of this process, with its own module, callbacks and data. By default each
+    client alone, all but one, and all are trained, with three seeds. The values of other coalitions follow from
+    predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance
+    is not computed from outputs.
 
-    A process cannot be forked outside Linux, with a trainer on an accelerator, after a training on a machine that
-    has one,
-    or with other threads. Fresh processes then train from what can be pickled, and a line says so. So do the
-    workers of the
-    backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
+    A process cannot be forked outside Linux, with a trainer on an accelerator, after a training on a machine that has
+    one, or with other threads. Fresh processes then train from what can be pickled, and a line says so. So do the
+    workers of the backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -77,10 +72,11 @@ def retrain(
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own
             cohorts among its members, as many clients as the run draws. With ``"all"`` all members train in every
-                round.
+            round.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of processes that train at once. None: the number of cores, or 1 on an accelerator.
+        jobs: the number of processes that train at once. None: the number of cores, or 1 on an accelerator. A
+            backend of ``joblib`` has its own number.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),

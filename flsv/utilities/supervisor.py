@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -132,7 +133,7 @@ class FreshProcess:
             failed = child.answer()
             yield from [(name, failed) for name, _ in left.values()]
         finally:
-            if left:
+            if left and self._child is child:
                 self.close()
 
     def close(self) -> None:
@@ -151,7 +152,7 @@ def by_workers() -> bool:
 def supervise_by_joblib(
     tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks as :func:`supervise_fresh` does, where the backend of ``joblib.parallel_config`` has its workers."""
+    """Run tasks in fresh processes of the workers of ``joblib.parallel_config``, whose number replaces ``jobs``."""
     here = sys.path, os.getcwd()
     calls = (joblib.delayed(_at_worker)(name, task, limit_s, *here) for name, task in tasks)
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
@@ -160,20 +161,28 @@ def supervise_by_joblib(
 def _at_worker(
     name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
 ) -> tuple[Name, Any]:
-    sys.path[:] = path
-    os.chdir(folder)
-    (found,) = supervise_fresh([(name, task)], limit_s=limit_s, forks=False)
+    with TemporaryDirectory() as own:  # what others run in this worker keeps its path and folder
+        command = _command(partial(_there, folder, task), Path(own, "task"), path)
+        (found,) = supervise([(name, command)], 1, limit_s)
     return found
 
 
-def _command(task: Callable[[], Any] | None = None, path: Path | None = None) -> Sequence[str]:
+def _there(folder: str, task: Callable[[], Any]) -> Any:
+    os.chdir(folder)
+    return task()
+
+
+def _command(
+    task: Callable[[], Any] | None = None, path: Path | None = None, imports: Sequence[str] | None = None
+) -> Sequence[str]:
     """Return the command line of a fresh process that runs a task, or forks itself for tasks that it receives."""
     if path is not None:
         path.write_bytes(cloudpickle.dumps(task))
-    return [sys.executable, "-c", _FRESH, json.dumps([None if path is None else str(path), sys.path])]
+    told = None if path is None else str(path), list(imports or sys.path)
+    return [sys.executable, "-c", _FRESH, json.dumps(told)]
 
 
-#: Code of a fresh process; flsv is imported from where this process has it.
+#: Code of a fresh process, which imports flsv from where this process has it.
 _FRESH = """
 import json, sys
 path, sys.path[:] = json.loads(sys.argv[1])
