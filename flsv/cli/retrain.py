@@ -318,17 +318,21 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _check_options(options: Namespace) -> None:
+    if options.without and options.joining:
+        raise ConfigurationError("--with and --without are two questions: ask one after the other.")
+    if options.backend and options.jobs:
+        raise ConfigurationError(f"--jobs and --backend {options.backend}: its workers are as many as it has.")
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, rest = _parser().parse_known_args(list(args))
+    _check_options(options)
     rank = ranks_of_environment().rank
     silent = quiet or rank > 0
     say = printer(silent)
     without, joining, backend = (vars(options).pop(name) for name in ("without", "joining", "backend"))
-    if without and joining:
-        raise ConfigurationError("--with and --without are two questions: ask one after the other.")
-    if backend and options.jobs:
-        raise ConfigurationError(f"--jobs {options.jobs}: the workers of --backend {backend} are as many as it has.")
     lock = FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock, _terminated():
         changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
