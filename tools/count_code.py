@@ -38,7 +38,7 @@ BUDGETS = {
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (790, None), "benchmark": (910, 1_000), "cli": (1_820, 1_500), "core": (1_190, None),
+    "_lightning": (790, None), "benchmark": (910, 1_000), "cli": (1_830, 1_500), "core": (1_190, None),
     "data": (3_360, 2_600), "engines": (2_370, 2_100), "federation": (1_090, None), "functional": (2_490, 2_800),
     "games": (1_640, 1_500), "metrics": (2_070, 1_900), "models": (680, None), "outside": (520, None),
     "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_870, None),
