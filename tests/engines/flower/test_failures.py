@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -109,7 +110,9 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
         processes.start_link()
         (folder / "osaka_is_back").touch()
         processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
-        assert len(living(folder)) <= len(NAMES)  # one process a site, whatever was killed
+        # One process a site and run, whatever was killed: each has a socket of its own.
+        command = [Path(f"/proc/{process}/cmdline").read_bytes() for process in living(folder)]
+        assert len(set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))) == len(command)
         told = (folder / "rounds.log").read_text()
 
     with (folder / "runs" / "contributions.csv").open() as file:
