@@ -4,11 +4,11 @@
     python tools/bench_round.py --in-run
     python tools/bench_round.py --memory [--repeats 5]
 
-Ten clients train LeNet5 or an MLP (784-200-200-10) on Fashion-MNIST images of ``$FLSV_DATA_ROOT``, else on random ones:
-batches of 32, one local epoch, SGD 0.01, one thread. Compared turn by turn in one process are a PyTorch loop on preloaded
-tensors, Lightning's Trainer on as many batches of one model, and ``FederatedLoop`` with more and more output.
-``--in-run`` compares ``InRunValues`` by ``every``, ``--memory`` the largest memory of 8 clients with 10 million
-parameters. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
+Ten clients train LeNet5 or an MLP (784-200-200-10) on Fashion-MNIST images of ``$FLSV_DATA_ROOT``, else on random
+ones: batches of 32, one local epoch, SGD 0.01, one thread. Compared turn by turn in one process are a PyTorch loop on
+preloaded tensors, Lightning's Trainer on as many batches of one model, and ``FederatedLoop`` with more and more
+output. ``--in-run`` compares ``InRunValues`` by ``every``, ``--memory`` the largest memory of 8 clients with 10
+million parameters. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
 """
 
 from __future__ import annotations

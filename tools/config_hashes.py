@@ -4,9 +4,10 @@
     FLSV_DATA_ROOT=... python tools/config_hashes.py --out FILE         # write figures
     FLSV_DATA_ROOT=... python tools/config_hashes.py --against FILE --only shapfed natural/clinics
 
-Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU. Its figures are a hash and two norms of
-the final weights, of each metric's values and of the models that clients received last. Equal hashes are bitwise
-identical. Another processor rounds otherwise, and there norms may differ by ``--tolerance``. Two and a half minutes.
+Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU. Its figures are a hash and two
+norms of the final weights, of each metric's values and of the models that clients received last. Equal hashes are
+bitwise identical. Another processor rounds otherwise, and there norms may differ by ``--tolerance``. Two and a half
+minutes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python tools/count_code.py [FOLDER] [--check]
     python tools/count_code.py [FOLDER] --docstrings SEED
 
-Prints lines and files of ``flsv`` (or FOLDER) and of each folder in it, and files, functions, arguments, words and lines
-that are over a limit. With ``--check`` it fails for one that is. Who takes something away lowers the limit.
+Prints lines and files of ``flsv`` (or FOLDER) and of each folder in it, and files, functions, arguments, words and
+lines that are over a limit. With ``--check`` it fails for one that is. Who takes something away lowers the limit.
 ``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not written them.
 """
 

@@ -2,13 +2,12 @@
 
     python tools/docs_figures.py
 
-``docs/figures.yaml`` lists the sentences. What stands in braces is computed from the file and must stand on the page.
-A number that was not measured is listed with a reason. Exits with 1 if a figure differs or has no source.
+``docs/figures.yaml`` lists the sentences, with expressions that are computed from the file. Exits with 1 if a figure
+differs, or a number is neither computed nor listed as not measured.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -29,20 +28,22 @@ NO_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]*>")
 
 
 @cache
-def read(path: str, where: str | None, by: str | None) -> Any:
-    """A table, a table's cells by ``(table, row, column)``, or what YAML files say."""
-    file = ROOT / path
-    if file.is_dir():
-        return [yaml.safe_load(each.read_text()) for each in sorted(file.glob("*.yaml"))]
-    if file.suffix == ".yaml":
-        return yaml.safe_load(file.read_text())
-    table = pd.read_csv(file)
-    cells = [*table] == ["table", "row", "column", "value"]
-    table = table.query(where) if where else table
-    if cells or by:
-        table = table.set_index(["table", "row", "column"] if cells else json.loads(str(by)))
-        assert table.index.is_unique, f"{path} has a row twice"
-    return table["value"].map(number).to_dict() if cells else table
+def scope_of(source: str) -> dict[str, Any]:
+    """``t``: a table, a table's cells by ``(table, row, column)``, or what YAML files say; and what follows from it."""
+    made = LIST["sources"][source]
+    file, by = ROOT / made["file"], made.get("by")
+    if file.suffix != ".csv":
+        found = [yaml.safe_load(each.read_text()) for each in sorted(file.glob("*.yaml")) or [file]]
+        scope: dict[str, Any] = {"t": found if file.is_dir() else found[0]}
+    else:
+        table = pd.read_csv(file).query(made.get("where", "index == index"))
+        cells = [*table] == ["table", "row", "column", "value"]
+        table = table.set_index(["table", "row", "column"] if cells else by) if cells or by else table
+        assert table.index.is_unique, f"{file} has a row twice"
+        scope = {"t": table["value"].map(number).to_dict() if cells else table, "numbers": numbers}
+    for word, expression in made.get("let", {}).items():
+        scope[word] = eval(expression, scope)
+    return scope
 
 
 def number(cell: str | float) -> str | float:
@@ -63,14 +64,9 @@ def sentences(page: str) -> list[str]:
 def claims(name: str) -> Iterator[tuple[str, list[str], str]]:
     """Of a page each listed sentence as a pattern, its computed figures, and where they come from."""
     for entry in LIST["pages"][name]:
-        scope: dict[str, Any] = {"numbers": numbers}
-        source = f"not measured: {entry.get('not measured')}"
-        if "from" in entry:
-            made = LIST["sources"][entry["from"]]
-            source = f"{made['file']}, by: {made['command']}"
-            scope["t"] = read(made["file"], made.get("where"), json.dumps(made["by"]) if "by" in made else None)
-            for word, expression in made.get("let", {}).items():
-                scope[word] = eval(expression, scope)
+        made = LIST["sources"].get(entry.get("from"))
+        scope = scope_of(entry["from"]) if made else {}
+        source = f"{made['file']}, by: {made['command']}" if made else f"not measured: {entry['not measured']}"
         for row, key in entry.get("rows", {"": ""}).items():
             for text in entry["says"]:
                 pattern, values = "", []
@@ -105,7 +101,6 @@ def check(name: str, page: str) -> tuple[list[str], list[str]]:
 
 
 def main() -> int:
-    """Print all; 1 if a figure differs."""
     results = [check(name, (ROOT / name).read_text()) for name in LIST["pages"]]
     print("\n".join(line for lines, _ in results for line in lines))
     errors = [error for _, each in results for error in each]

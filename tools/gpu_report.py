@@ -3,9 +3,9 @@
     make cuda                                                       # or:
     python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Compares numbers with the CPU's in every precision, and times and memory with plain loops on the same device. Weights are
-compared as a share of the way that training has moved them. Without a CUDA device it says so, and runs as much of the
-list as goes on the CPU. Ends with 1 if a check failed.
+Compares numbers with the CPU's in every precision, and times and memory with plain loops on the same device. Weights
+are compared as a share of the way that training has moved them. Without a CUDA device it says so, and runs as much of
+the list as goes on the CPU. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations

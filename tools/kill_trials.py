@@ -3,10 +3,11 @@
     python tools/kill_trials.py                    # five trials of each kind
     python tools/kill_trials.py --trials 2 --only retrain "two ranks"
 
-Every kind is a command as a user types it, which runs once undisturbed. In every trial one of its processes is killed or
-terminated one to three times after a random share of that time, and the command is started again until it ends. Last
-checkpoints, ``contributions.csv`` and tables must be bitwise identical, but for paths, batch counters and seconds. A
-process that lives on for half a minute is a difference, and so is status 0 of a command that has not done all.
+Every kind is a command as a user types it, which runs once undisturbed. In every trial one of its processes is killed
+or terminated one to three times after a random share of that time, and the command is started again until it ends.
+Last checkpoints, ``contributions.csv`` and tables must be bitwise identical, but for paths, batch counters and
+seconds. A process that lives on for half a minute is a difference, and so is status 0 of a command that has not done
+all.
 """
 
 from __future__ import annotations
