@@ -82,11 +82,10 @@ def estimates(name: str, kept: Kept) -> Values:
     """Values of one seed in all ways."""
     of, utilities = ALL[name], kept["utilities"]
     found = {"exact": exact(utilities), "truth": exact(kept["elsewhere"] if of.apart else utilities)}
-    default = "all" if of.n <= 7 else f"pairs+leave-{'two' if of.n in (10, 11, 12) else 'one'}-out"  # 1.2.0's
-    for which, called in (*zip(DESIGNS, DESIGNS), (default, "auto")):
-        design: Any = few_coalitions(of.n, which)  # type: ignore[arg-type]
-        found[f"scores, {called}"] = few_coalitions_shapley(design, utilities[numbers(of.n, which)]).values
     for which in DESIGNS:
+        found[f"scores, {which}"] = few_coalitions_shapley(
+            few_coalitions(of.n, which), utilities[numbers(of.n, which)]
+        ).values
         found[f"interpolated, {which}"], found[f"ensemble, {which}"] = predicted(name, kept, which)
     return found
 
@@ -171,7 +170,6 @@ WAYS = {
     "equal pay": ("equal pay", 1),
     "counted samples": ("counted samples", 1),
     "exact": ("exact", 1),
-    "1.2.0's default": ("scores, auto", 1),
     "alone, scores": ("scores, singles", 1),
     "alone and all but one, scores": ("scores, both", 1),
     "alone, ensemble": ("ensemble, singles", 1),
@@ -205,13 +203,11 @@ def table(folder: Path, path: Path | None) -> str:
         "10 clients and more": [place for place, name in enumerate(found) if ALL[name].n >= 10],
     }
     rows = [["way", *(f"{title}: {len(some)}" for title, some in sets.items())]]
-    rows[0] += ["all, over exact", "most", "10 and more, over 1.2.0's default", "rank"]
+    rows[0] += ["all, over exact", "most", "rank"]
     for way, (_, seeds) in WAYS.items():
         over = np.subtract(wrong[way], wrong["exact" if seeds == 1 else "exact, 3 seeds"])
-        less = np.subtract(wrong[way], wrong["1.2.0's default"])
         means = [f"{np.mean([wrong[way][place] for place in some]):.2f}" for some in sets.values()]
-        beside = [interval(over), f"{over.max():+.1f}", interval(less[sets["10 clients and more"]])]
-        rows.append([way, *means, *beside, f"{np.mean(ranks[way]):.2f}"])
+        rows.append([way, *means, interval(over), f"{over.max():+.1f}", f"{np.mean(ranks[way]):.2f}"])
     return grid(rows)
 
 
