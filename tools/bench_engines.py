@@ -4,14 +4,10 @@
                                   [--engines plain sequential vmap ranks]
     python tools/bench_engines.py --flower [--rounds 6]
 
-Every engine runs turn by turn in processes of its own with one torch thread: ``plain``, a PyTorch loop over the clients
-that gathers each shuffled batch, the leanest there is; ``sequential``; ``vmap``, all clients at once; ``ranks``, two
-processes. Prints the least seconds of a round, by the clock and of the busiest processor, and their ratios to ``plain``
-and ``sequential``, the largest memory of a process, and how far weights and class-specific Shapley values are from the
-sequential ones. Images are random blobs, one per class.
-
-``--flower``: a SuperLink and three SuperNodes with TLS and authentication on this machine, with a process of the site's
-own and with one for each message: seconds of a round, by the server's log.
+Engines run turn by turn in processes of their own with one torch thread. ``plain`` is the leanest PyTorch loop, which
+gathers each shuffled batch; ``ranks`` are two processes. Prints the least seconds of a round, by the clock and of the
+busiest processor, with ratios, the largest memory, and how far weights and class-specific Shapley values are from the
+sequential ones. ``--flower`` runs a SuperLink and three SuperNodes with TLS and authentication on this machine.
 """
 
 from __future__ import annotations

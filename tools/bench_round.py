@@ -1,18 +1,14 @@
 """What a federated round costs over plain PyTorch, and what in-run data Shapley adds to it.
 
-    python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5]
-    python tools/bench_round.py --images 64
+    python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5] [--images 600]
     python tools/bench_round.py --in-run
     python tools/bench_round.py --memory [--repeats 5]
 
-10 clients x 600 (``--images``) Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool,
-conv5-20, pool, fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plain PyTorch loop on preloaded tensors,
-Lightning's own Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of
-``ClassifierClient``, with class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one
-process. ``--in-run``: the same federation with ``InRunValues`` and 400 validation images, by ``every``, in ratios to
-the one without. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size. ``--memory``: the largest memory
-of a process that trains 8 clients for 3 rounds by Adam, with 10 million parameters, beside Lightning's Trainer on one
-model. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
+Ten clients train LeNet5 or an MLP (784-200-200-10) on Fashion-MNIST images of ``$FLSV_DATA_ROOT``, else on random
+ones: batches of 32, one local epoch, SGD 0.01, one thread. Compared turn by turn in one process are a PyTorch loop on
+preloaded tensors, Lightning's Trainer on as many batches of one model, and ``FederatedLoop`` with more and more
+output. ``--in-run`` compares ``InRunValues`` by ``every``, ``--memory`` the largest memory of 8 clients with 10
+million parameters. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
 """
 
 from __future__ import annotations

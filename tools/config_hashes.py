@@ -4,14 +4,10 @@
     FLSV_DATA_ROOT=... python tools/config_hashes.py --out FILE         # write figures
     FLSV_DATA_ROOT=... python tools/config_hashes.py --against FILE --only shapfed natural/clinics
 
-Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU: an algorithm on ShapFed-WA's
-digits, a scenario likewise, the tables of papers on their scenarios; ``value`` values. A run's figures are
-those of the final weights, of every metric's values and of the models that its clients received last: for each a hash
-of the bytes, and two norms. Equal hashes are "the same to the bit". On another processor sums round otherwise, so that
-there the norms tell: what is off by more than ``--tolerance`` differs.
-
-``tools/config_hashes.json`` holds the figures of 1.0.0rc1 with the machine that they were computed on. Configurations
-that are no longer there are left out. Two and a half minutes on one core.
+Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU. Its figures are a hash and two
+norms of the final weights, of each metric's values and of the models that clients received last. Equal hashes are
+bitwise identical. Another processor rounds otherwise, and there norms may differ by ``--tolerance``. Two and a half
+minutes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""How much code there is: lines with a token that is no comment and no docstring, and what is over the house's limits.
+"""How much code there is: lines with a token that is no comment and no docstring, and what is over a limit.
 
     python tools/count_code.py [FOLDER] [--check]
     python tools/count_code.py [FOLDER] --docstrings SEED
 
-Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 450
-lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, words
-of the docstrings of classes and functions, and what surrounds the package: words of pages, lines of tests and of tools,
-beside the limit and the aim. With ``--check`` it fails where one of them is over its limit. A limit is what there is:
-who takes something away lowers it.
+Prints lines and files of ``flsv`` (or FOLDER) and of each folder in it, and files, functions, arguments, words and
+lines that are over a limit. With ``--check`` it fails for one that is. Who takes something away lowers the limit.
 ``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not written them.
 """
 

@@ -3,11 +3,9 @@
     make cuda                                                       # or:
     python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Hardware and versions; the CPU's numbers in every precision, clients at once, the same seed twice, memory that runs
-out, two ranks on a device; a round under the profiler; the tests of ``tests/device``; ShadowShapley in fits; seconds,
-images a second and memory of a round, against plain loops on the same device. Weights are compared as a share of the
-way that training has moved them, contributions and losses as they are. Without a CUDA device it says so, and runs as
-much of the list as goes on the CPU. Ends with 1 if a check failed.
+Compares numbers with the CPU's in every precision, and times and memory with plain loops on the same device. Weights
+are compared as a share of the way that training has moved them. Without a CUDA device it says so, and runs as much of
+the list as goes on the CPU. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations

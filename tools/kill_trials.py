@@ -1,13 +1,13 @@
-"""Kill -9, or SIGTERM, at random moments: does what goes on afterwards end as if nothing had been?
+"""Kill -9, or SIGTERM, at random moments: does the resumed run end as if nothing had been?
 
     python tools/kill_trials.py                    # five trials of each kind
     python tools/kill_trials.py --trials 2 --only retrain "two ranks"
 
-Every kind is a command as a user types it. It runs once undisturbed; then, in every trial, one of its processes is
-killed or terminated after a random share of that time, and it is started again (``--ckpt_path last`` for a fit that has
-saved one) until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch
-counters, ``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for half a
-minute is a difference, too, and so is status 0 of a command that has not done all.
+Every kind is a command as a user types it, which runs once undisturbed. In every trial one of its processes is killed
+or terminated one to three times after a random share of that time, and the command is started again until it ends.
+Last checkpoints, ``contributions.csv`` and tables must be bitwise identical, but for paths, batch counters and
+seconds. A process that lives on for half a minute is a difference, and so is status 0 of a command that has not done
+all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Pages of results: they open with their answer, and the answer's numbers are those of their tables."""
+"""Figures of pages are those of their tables and files."""
 
 import re
 from pathlib import Path
 
+import docs_figures
 import pytest
-from pandas import read_csv
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != "README.md")
@@ -39,48 +39,19 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) 
     assert [number for number in numbers(top) if not is_rounded(number, rest)] == []
 
 
-#: A class to its name in the benchmark.
-MEASURED = {
-    "ShadowShapley": "shadow",
-    "BlendedContribution": "blended",
-    "CosineGradientShapley": "cgsv",
-    "ClassSpecificShapley": "cssv",
-    "CumulativeShapley": "fedsv_samples",
-    "GradientAgreement": "gradient_agreement",
-    "counted samples": "size",
-}
+FIRST = pytest.mark.parametrize("name", docs_figures.LIST["pages"])
 
 
-def test_recommended_metrics_have_the_figures_of_the_fresh_federations() -> None:
-    """Wherever a page recommends by a rank correlation and the misallocated part."""
-    table = read_csv(DOCS / "results" / "benchmark.csv").query("set == 'fresh'").set_index("metric")
-    metrics = (DOCS / "explanation" / "metrics.md").read_text().replace("\n", " ")
-    found = re.findall(r"`(\w+)(?:\([^`]*\))?` \((0\.\d+), (\d+) %\)", metrics)
-    readme = (DOCS.parent / "README.md").read_text().replace("\n", " ")
-    best, counted = re.findall(r"best cheap metric misallocates (\d+) %, and counted samples (\d+) %", readme)[0]
-    assert {name for name, *_ in found} | {"counted samples"} == set(MEASURED)
-    for name, rank, part in [*found, ("BlendedContribution", None, best), ("counted samples", None, counted)]:
-        row = table.loc[MEASURED[name]]
-        assert rank is None or f"{row['rank_correlation']:.2f}" == rank, name
-        assert f"{100 * row['misallocated']:.0f}" == part, name
+@FIRST
+def test_figures_of_the_first_pages_follow_from_their_files(name: str) -> None:
+    assert docs_figures.check(name, (DOCS.parent / name).read_text())[1] == []
 
 
-#: Rows of the README's table to the ways of the study.
-WAYS = {
-    "`ShadowShapley()`": "alone, predicted",
-    "`flsv retrain`, three seeds of each alone and all but one": "alone and all but one, predicted, 3 seeds",
-    "every group, one seed": "exact",
-    "every group, three seeds": "exact, 3 seeds",
-}
-
-
-def test_readme_table_has_the_figures_of_the_held_out_federations() -> None:
-    table = read_csv(DOCS / "results" / "predicted.csv")
-    means = table.groupby("way")[["misallocated_percent", "rank"]].mean()
-    readme = (DOCS.parent / "README.md").read_text()
-    rows = re.findall(r"^\| (.+?) \| [^|]+ \| (\d+\.\d) % \| (0\.\d+) \|$", readme, re.MULTILINE)
-    assert [name for name, *_ in rows] == list(WAYS)
-    for name, part, rank in rows:
-        expected = means.loc[WAYS[name]]
-        assert (f"{expected['misallocated_percent']:.1f}", f"{expected['rank']:.2f}") == (part, rank), name
-    assert f"[{table['federation'].nunique()} held-out federations]" in readme
+@FIRST
+def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
+    page = (DOCS.parent / name).read_text()
+    blank = re.compile(rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE)
+    prose = blank.sub(lambda match: " " * len(match[0]), page)
+    for match in docs_figures.NUMBER.finditer(prose):
+        changed = page[: match.start()] + "77.7" + page[match.end() :]
+        assert docs_figures.check(name, changed)[1], page[match.start() - 60 : match.end() + 20]

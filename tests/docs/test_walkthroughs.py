@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pandas import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv.cli import main
@@ -159,13 +160,24 @@ def test_own_metric_guide_creates_tests_and_benchmarks_a_new_metric(monkeypatch:
     assert {row["metric"] for row in rows} == {"UpdateLength", "size", "training_loss", "cgsv", "fedsv_samples"}
 
 
-def test_tensorboard_curves_of_the_readme_quickstart_equal_contributions_csv() -> None:
+def test_readme_quickstart_gives_the_table_shown_and_tensorboard_the_values_of_contributions_csv(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The README's first commands; the curves that a class sees are the values in the table."""
     commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
     board = next(words for words in commands if words[0] == "tensorboard")
     pages.run_command(fit)
     run = Path("lightning_logs/version_0")
+    row = re.compile(r"^\d +\d+ +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
+    shown, printed = (row.findall(text) for text in ((ROOT / "README.md").read_text(), capsys.readouterr().out))
+    assert len(shown) == 5
+    for one, other in zip(shown, printed, strict=True):
+        numbers = [[float(each) for each in re.findall(r"[\d.]+", line)] for line in (one, other)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=0.02, rel=0.05)
+    assert main(["report", str(run)]) == 0
+    stored = read_csv(ROOT / "docs" / "results" / "quickstart.csv")["number"]
+    assert stored.to_list() == pytest.approx(read_csv(run / "report.csv")["number"].to_list(), abs=0.02)
     assert run.is_relative_to(board[board.index("--logdir") + 1])
     rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]
     clients = [path for path in run.iterdir() if path.is_dir() and any(path.glob("events.out.tfevents.*"))]

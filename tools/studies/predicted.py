@@ -3,7 +3,7 @@
     python tools/studies/predicted.py train tuning held_out    or names; goes on where it was stopped
     python tools/studies/predicted.py tune                  the rule, on the federations for tuning
     python tools/studies/predicted.py table [--csv FILE]    the held-out federations, once the rule stands
-    python tools/studies/predicted.py brackets              what 90 % intervals hold, in both sets
+    python tools/studies/predicted.py brackets [--csv FILE] what 90 % intervals hold, in both sets
     python tools/studies/predicted.py lies [NAME...]        what false own models bring, and which checks see it
     python tools/studies/predicted.py picture FILE
 
@@ -37,11 +37,11 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.exact import all_coalitions, semivalue, semivalue_of_table, shapley_weights
 from flsv.functional.shapley.few_coalitions import interval_over_seeds
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares, interpolation_weights
+from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
-#: smaller part, or logarithms of probabilities in place of capped logits, changes the misallocation by less than the
-#: difference's interval, with each alone and with all but one. A larger part is worse. So one rule serves both.
+#: smaller part changes the misallocation by less than the difference's interval, with each alone and with all but one.
+#: A larger part is worse. So one rule serves both.
 PART = 0.5
 #: Standard error of a prediction, as a multiple of the two games' difference, root mean square over the clients.
 FIT = 0.75
@@ -82,11 +82,10 @@ def estimates(name: str, kept: Kept) -> Values:
     """Values of one seed in all ways."""
     of, utilities = ALL[name], kept["utilities"]
     found = {"exact": exact(utilities), "truth": exact(kept["elsewhere"] if of.apart else utilities)}
-    default = "all" if of.n <= 7 else f"pairs+leave-{'two' if of.n in (10, 11, 12) else 'one'}-out"  # 1.2.0's
-    for which, called in (*zip(DESIGNS, DESIGNS), (default, "auto")):
-        design: Any = few_coalitions(of.n, which)  # type: ignore[arg-type]
-        found[f"scores, {called}"] = few_coalitions_shapley(design, utilities[numbers(of.n, which)]).values
     for which in DESIGNS:
+        found[f"scores, {which}"] = few_coalitions_shapley(
+            few_coalitions(of.n, which), utilities[numbers(of.n, which)]
+        ).values
         found[f"interpolated, {which}"], found[f"ensemble, {which}"] = predicted(name, kept, which)
     return found
 
@@ -120,6 +119,7 @@ def found_of(names: Iterable[str], folder: Path) -> dict[str, Values]:
             inner, ensemble = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
             of[f"predicted, {which}"], of[f"apart, {which}"] = mixed(inner, ensemble), inner - ensemble
         of["ends"] = torch.stack([each["utilities"][[0, -1]] for each in kept])
+        of["counted samples"], of["equal pay"] = kept[0]["sizes"].expand(len(kept), -1), torch.ones_like(of["exact"])
         found[name] = of
     return found
 
@@ -144,31 +144,15 @@ def interval(differences: Iterable[float]) -> str:
     return f"{found.mean():+.2f} ± {t_quantile(0.9, len(found) - 1) * found.std() / len(found) ** 0.5:.2f}"
 
 
-def clipped(name: str, kept: Kept, which: Any) -> Tensor:
-    """Values by interpolated logarithms of probabilities, of at least -5."""
-    of, at, design = ALL[name], numbers(ALL[name].n, which), few_coalitions(ALL[name].n, which)
-    rows = design.any(1)
-    logs = torch.stack([kept["outputs"][each] for each in at])[rows].log_softmax(-1).clamp_min(-5)
-    masks, utilities = all_coalitions(of.n), torch.empty(2**of.n, dtype=torch.float64)
-    for part in torch.arange(1, 2**of.n).split(64):
-        mixing = interpolation_weights(masks[part], design[rows], kept["sizes"]).float()
-        outputs = (mixing @ logs.flatten(1)).view(-1, *logs.shape[1:])
-        utilities[part] = score(of, samples_of(name)[1][1], outputs)
-    utilities[at] = kept["utilities"][at]
-    return exact(utilities)
-
-
 def tune(folder: Path) -> str:
     """Percent misallocated in the federations for tuning, by rules."""
     wrong: dict[str, list[float]] = {}
-    for name, of in found_of(TUNING, folder).items():
-        kept, ways = loaded(name, folder), {"exact": of["exact"]}
+    for of in found_of(TUNING, folder).values():
+        ways = {"exact": of["exact"]}
         for which in DESIGNS:
             pair = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
-            logs = torch.stack([clipped(name, each, which) for each in kept])
             ways[f"{which}: scores"] = of[f"scores, {which}"]
             ways |= {f"{which}: {100 * part:.0f} % ensemble": mixed(*pair, part) for part in (0, 0.25, 0.5, 0.75, 1)}
-            ways |= {f"{which}: log p, {100 * part:.0f} % ensemble": mixed(logs, pair[1], part) for part in (0, 0.5)}
         for way, values in ways.items():
             for seeds in (1, 3):
                 wrong.setdefault(f"{seeds}, {way}", []).append(wrong_by(values, of["exact"], seeds))
@@ -183,8 +167,9 @@ def tune(folder: Path) -> str:
 
 #: Ways of one seed, and of three.
 WAYS = {
+    "equal pay": ("equal pay", 1),
+    "counted samples": ("counted samples", 1),
     "exact": ("exact", 1),
-    "1.2.0's default": ("scores, auto", 1),
     "alone, scores": ("scores, singles", 1),
     "alone and all but one, scores": ("scores, both", 1),
     "alone, ensemble": ("ensemble, singles", 1),
@@ -218,13 +203,11 @@ def table(folder: Path, path: Path | None) -> str:
         "10 clients and more": [place for place, name in enumerate(found) if ALL[name].n >= 10],
     }
     rows = [["way", *(f"{title}: {len(some)}" for title, some in sets.items())]]
-    rows[0] += ["all, over exact", "most", "10 and more, over 1.2.0's default", "rank"]
+    rows[0] += ["all, over exact", "most", "rank"]
     for way, (_, seeds) in WAYS.items():
         over = np.subtract(wrong[way], wrong["exact" if seeds == 1 else "exact, 3 seeds"])
-        less = np.subtract(wrong[way], wrong["1.2.0's default"])
         means = [f"{np.mean([wrong[way][place] for place in some]):.2f}" for some in sets.values()]
-        beside = [interval(over), f"{over.max():+.1f}", interval(less[sets["10 clients and more"]])]
-        rows.append([way, *means, *beside, f"{np.mean(ranks[way]):.2f}"])
+        rows.append([way, *means, interval(over), f"{over.max():+.1f}", f"{np.mean(ranks[way]):.2f}"])
     return grid(rows)
 
 
@@ -242,15 +225,10 @@ def half_width(values: Tensor, apart: Tensor, untrained: Tensor, level: float = 
     return interval_over_seeds(values, fit, level)
 
 
-def prototype(values: Tensor, apart: Tensor, ends: Tensor) -> Tensor:
-    """The prototype's: 0.34 / n of the gain, and half the mean difference of the two games."""
-    return 0.34 / values.shape[1] * (ends[0, 1] - ends[0, 0]) + 0.5 * apart.abs().mean().expand(values.shape[1])
-
-
-def brackets(folder: Path) -> str:
+def brackets(folder: Path, path: Path | None) -> str:
     """The part of the others' values that intervals hold, widened by the error of the others' mean."""
     ways = [("exact", 1, ""), ("exact", 3, ""), ("exact", 3, "spread alone")]
-    ways += [(f"predicted, {which}", *each) for which in DESIGNS for each in [(1, "prototype"), (1, ""), (3, "")]]
+    ways += [(f"predicted, {which}", *each) for which in DESIGNS for each in [(1, ""), (3, "")]]
     rows = [["federations", "way", "seeds", "interval", "held", "least held", "half width, % of what is paid"]]
     for title, names in {"tuning": TUNING, "held out": HELD_OUT}.items():
         found = found_of(names, folder)
@@ -262,8 +240,6 @@ def brackets(folder: Path) -> str:
                 for some in map(list, combinations(range(len(values)), seeds)):
                     if kind == "spread alone":
                         half = t_quantile(0.9, seeds - 1) * values[some].std(0) / seeds**0.5
-                    elif kind == "prototype":
-                        half = prototype(values[some], apart[some], of["ends"][some])
                     else:
                         half = half_width(values[some], apart[some], of["ends"][:, 0])
                     rest = of["truth"][[seed for seed in range(len(values)) if seed not in some]]
@@ -276,6 +252,9 @@ def brackets(folder: Path) -> str:
             least = min(held, key=held.__getitem__)
             cells = [f"{np.mean([*held.values()]):.2f}", f"{held[least]:.2f}, {least}", f"{np.mean(width):.1f}"]
             rows.append([f"{title}: {len(found)}", way, str(seeds), kind or "the rule", *cells])
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
     return grid(rows)
 
 
@@ -406,7 +385,7 @@ def main() -> None:
         "train": lambda: train(options.folder, names),
         "tune": lambda: tune(options.folder),
         "table": lambda: table(options.folder, options.csv),
-        "brackets": lambda: brackets(options.folder),
+        "brackets": lambda: brackets(options.folder, options.csv),
         "lies": lambda: lies(options.folder, names or HELD_OUT),
         "picture": lambda: picture(names[0]),
     }
