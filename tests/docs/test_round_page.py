@@ -1,4 +1,4 @@
-"""The round and the turn that docs/explanation/round.md shows are the code's."""
+"""The round and the local training that docs/explanation/round.md shows are the code's."""
 
 import inspect
 import textwrap
@@ -16,9 +16,9 @@ def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
     assert shown == textwrap.dedent(body.strip("\n")) + "\n"
 
 
-def test_lines_of_a_clients_turn_in_the_docs_occur_in_the_code_in_order() -> None:
+def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> None:
     page = PAGE.read_text()
-    shown = page.split("## A client's turn")[1].split("```")[1].splitlines()[1:]
+    shown = page.split("## Local training")[1].split("```")[1].splitlines()[1:]
     lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
     code = (ROOT / "flsv/training/client_turn.py").read_text()
     assert len(lines) == 6

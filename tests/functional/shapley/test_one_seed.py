@@ -53,9 +53,9 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
 
 
-def test_sentence_on_interval_brackets_is_the_same_in_readme_docs_and_docstring() -> None:
+def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> None:
     root = Path(__file__).parents[3]
-    pages = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/reference/command_line.md")]
-    for text in (*pages, (root / "docs/benchmark.md").read_text(encoding="utf-8"), str(ShadowShapley.__doc__)):
+    page = (root / "docs/reference/command_line.md").read_text(encoding="utf-8")
+    for text in (page, str(ShadowShapley.__doc__)):
         words = " ".join(text.split())
         assert BRACKETS[1:].rstrip(".") in words  # it may go on, or begin within a sentence
