@@ -49,12 +49,16 @@ def fit(*more: str) -> Command:
 
 
 def fits_differ(whole: Path, again: Path) -> list[str]:
-    """The newest run of both folders."""
-    mine, theirs = (max(f.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns).parent for f in (again, whole))
-    same = read_run(mine.parent).equals(read_run(theirs.parent))
+    """The newest checkpoint and the newest run of both folders: a fit without a round left saves no checkpoint."""
+    mine, theirs = (newest(f, "last.ckpt").parent for f in (again, whole))
+    same = read_run(newest(again, "run.json").parent).equals(read_run(newest(whole, "run.json").parent))
     samples = [path.relative_to(theirs.parent) for path in theirs.parent.rglob("in_run_values.csv")]
     same &= all((mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples)
     return differences(theirs, mine) + ([] if same else ["values"])
+
+
+def newest(folder: Path, name: str) -> Path:
+    return max(folder.rglob(name), key=lambda path: path.stat().st_mtime_ns)
 
 
 def tables_differ(whole: Path, again: Path) -> list[str]:
