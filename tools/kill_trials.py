@@ -117,7 +117,7 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
     """How often it was killed until it ended, and the first fault that was found."""
     kills = 0
     while True:
-        process = start(command(folder), output)
+        process, before = start(command(folder), output), output.stat().st_size
         try:
             status = process.wait(draw.uniform(0.05, 1) * seconds if kills < MOST_KILLS else None)
             return kills, "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}"
@@ -125,7 +125,8 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
             kills += 1
             if not kill(process, draw):
                 return kills, f"a process stays alive: {output.read_text().split('Extension modules:')[-2][-3000:]}"
-            if process.returncode == 0:  # it was done, or says so
+            lost = "there are no values" in output.read_text()[before:]  # of the fork from which coalitions are trained
+            if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
 
 
