@@ -125,7 +125,7 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
             kills += 1
             if not kill(process, draw):
                 return kills, f"a process stays alive: {output.read_text().split('Extension modules:')[-2][-3000:]}"
-            lost = "there are no values" in output.read_text()[before:]  # of the fork from which coalitions are trained
+            lost = b"there are no values" in output.read_bytes()[before:]  # the fork of the beginning has been killed
             if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
 
