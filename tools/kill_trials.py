@@ -49,12 +49,16 @@ def fit(*more: str) -> Command:
 
 
 def fits_differ(whole: Path, again: Path) -> list[str]:
-    """The newest run of both folders."""
-    mine, theirs = (max(f.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns).parent for f in (again, whole))
-    same = read_run(mine.parent).equals(read_run(theirs.parent))
+    """The newest checkpoint and the newest run of both folders: a fit without a round left saves no checkpoint."""
+    mine, theirs = (newest(f, "last.ckpt").parent for f in (again, whole))
+    same = read_run(newest(again, "run.json").parent).equals(read_run(newest(whole, "run.json").parent))
     samples = [path.relative_to(theirs.parent) for path in theirs.parent.rglob("in_run_values.csv")]
     same &= all((mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples)
     return differences(theirs, mine) + ([] if same else ["values"])
+
+
+def newest(folder: Path, name: str) -> Path:
+    return max(folder.rglob(name), key=lambda path: path.stat().st_mtime_ns)
 
 
 def tables_differ(whole: Path, again: Path) -> list[str]:
@@ -113,7 +117,7 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
     """How often it was killed until it ended, and the first fault that was found."""
     kills = 0
     while True:
-        process = start(command(folder), output)
+        process, before = start(command(folder), output), output.stat().st_size
         try:
             status = process.wait(draw.uniform(0.05, 1) * seconds if kills < MOST_KILLS else None)
             return kills, "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}"
@@ -121,7 +125,8 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
             kills += 1
             if not kill(process, draw):
                 return kills, f"a process stays alive: {output.read_text().split('Extension modules:')[-2][-3000:]}"
-            if process.returncode == 0:  # it was done, or says so
+            lost = b"there are no values" in output.read_bytes()[before:]  # the fork of the beginning has been killed
+            if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
 
 

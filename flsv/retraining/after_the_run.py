@@ -85,7 +85,7 @@ class AfterTheRun:
             path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, outputs=predicting, anew=True
         )
         fits = WholeFits(
-            self._beginning.fits,
+            self._beginning,
             run.data.num_clients,
             self._initial,
             self._rounds,
@@ -135,7 +135,9 @@ class AfterTheRun:
     def _remedy(self, error: ConfigurationError) -> str:
         """Return the end of the message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
-            return " flsv retrain trains the coalitions that are missing."
+            why = self._beginning.not_pickled
+            told = f" Nor can fresh processes train them, since the fit cannot be pickled ({why})." if why else ""
+            return f"{told} flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
             return (
                 ": training depends on something that neither its seed nor the state of this process at the beginning "

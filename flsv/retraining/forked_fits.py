@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -56,11 +56,18 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
 class ForkedFits:
     """Fits of coalitions, each by a fork of a fit at its beginning."""
 
-    def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        measures: Mapping[str, str | ModelScore],
+        # Pickles the fit.
+        pickled: Callable[[], bytes],
+    ) -> None:
         self._pipe, asked = Pipe()
-        self._trainer = trainer
+        self._trainer, self._pickled = trainer, pickled
         # begun: whether this process is a fork whose Trainer has become a coalition's
-        self.begun, self._since = False, time.monotonic()
+        self.begun, self.since = False, time.monotonic()
         self._waiting = quiet_fork()
         if self._waiting:
             asked.close()
@@ -84,37 +91,34 @@ class ForkedFits:
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions, as many at once as there are cores, and yield orders with results or errors."""
-        spent = time.monotonic() - self._since
-        left = dict(enumerate(orders))
+        with folder_of_fits(self._trainer) as folder:
+            for place, found in self._ask([*orders], folder):
+                yield orders[place], found
+
+    def pickled(self) -> bytes | ChildFailed:
+        """Return the pickled fit, as it was at its beginning."""
+        ((_, found),) = self._ask([None], "")
+        return found  # type: ignore[no-any-return]
+
+    def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
+        """Yield the places of orders with the answers of the process that waits, which pickles the fit for None."""
+        left = set(range(len(orders)))
         try:
-            with ended_by_sigterm() as check, self._folder_of_fits() as folder:
-                self._pipe.send_bytes(pickle.dumps((list(orders), folder, cores(), SECONDS + LONGER * spent)))
+            with ended_by_sigterm() as check:
+                self._pipe.send_bytes(pickle.dumps((orders, folder, cores(), limit_since(self.since))))
                 while left:
                     while not self._pipe.poll(POLL_S):
                         check()
                     place, found = pickle.loads(self._pipe.recv_bytes())
-                    yield left.pop(place), found
+                    left = set() if ends_all(place, found) else left - {place}
+                    yield place, found
         except (EOFError, OSError):
             self.close()
-            for order in left.values():
-                ended = ChildFailed("the process that waited at the fit's beginning has been ended")
-                ended.killed = True
-                yield order, ended
+            while left:
+                yield left.pop(), ChildFailed("the process that waited at the fit's beginning has been ended")
         finally:
             if left:
                 self.close()
-
-    @contextmanager
-    def _folder_of_fits(self) -> Iterator[str]:
-        """Yield an empty folder in the run's folder, without what a killed process left."""
-        root = run_folder(self._trainer).absolute()
-        folder = root / FOLDER if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        try:
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """End the forked process that waits for orders, and its fits."""
@@ -134,14 +138,19 @@ class ForkedFits:
             while True:
                 orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
                 tasks = [(place, partial(self._go_on, order)) for place, order in enumerate(orders)]
-                for found in supervise(tasks, jobs, limit_s):
-                    asked.send_bytes(pickle.dumps(found))
+                with closing(supervise(tasks, jobs, limit_s)) as answers:
+                    for found in answers:
+                        asked.send_bytes(pickle.dumps(found))
+                        if ends_all(*found):
+                            break
         except GoOn:
             return self._order
         except BaseException:
             os._exit(1)
 
-    def _go_on(self, order: FitOrder) -> None:
+    def _go_on(self, order: FitOrder | None) -> bytes:
+        if order is None:
+            return self._pickled()
         self._order = order
         raise GoOn
 
@@ -163,6 +172,29 @@ class ForkedFits:
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
+
+
+def ends_all(place: int, found: Any) -> bool:
+    """Return whether no other order is trained, since the first, which tries what others do, has failed."""
+    return place == 0 and isinstance(found, ChildFailed)
+
+
+def limit_since(begun: float) -> float:
+    """Return the seconds after which a coalition's fit is ended, if the run has begun at ``begun``."""
+    return SECONDS + LONGER * (time.monotonic() - begun)
+
+
+@contextmanager
+def folder_of_fits(trainer: L.Trainer) -> Iterator[str]:
+    """Yield an empty folder in the run's folder, without what a killed process of this rank left."""
+    root, rank = run_folder(trainer).absolute(), ranks_of(trainer).rank
+    folder = root / f"{FOLDER}{rank or ''}" if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:

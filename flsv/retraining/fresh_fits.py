@@ -8,12 +8,10 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import cloudpickle
@@ -25,7 +23,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy, ranks_of
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
-from flsv.retraining.forked_fits import LONGER, SECONDS, own_files
+from flsv.retraining.forked_fits import folder_of_fits, limit_since, own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
 from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
@@ -34,20 +32,27 @@ from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
 class FreshFits:
     """Fits of coalitions, each in a fresh process."""
 
-    def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
-        self._fit, self._measures = pickled_fit(trainer, module), dict(measures)
-        kind, self._since = trainer.strategy.root_device.type, time.monotonic()
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        # From :func:`pickled_fit`.
+        fit: bytes,
+        measures: Mapping[str, str | ModelScore],
+        # When the run has begun.
+        since: float,
+    ) -> None:
+        self._trainer, self._fit, self._measures, self._since = trainer, fit, dict(measures), since
+        kind = trainer.strategy.root_device.type
         self._process, self._forks = FreshProcess(), kind != "cuda"
         self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions, and yield each order with its result or error."""
-        with TemporaryDirectory() as folder:
+        with folder_of_fits(self._trainer) as folder:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
-            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
-            limit_s = SECONDS + LONGER * (time.monotonic() - self._since)
-            for place, found in run(tasks, self._jobs, limit_s):
+            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False, folder=folder)
+            for place, found in run(tasks, self._jobs, limit_since(self._since)):
                 yield orders[place], found
 
     def close(self) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import CoalitionFits
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
-from flsv.retraining.fresh_fits import FreshFits
+from flsv.retraining.fresh_fits import FreshFits, pickled_fit
+from flsv.utilities.supervisor import ChildFailed
 
 
 class KeptBeginning:
@@ -19,9 +23,11 @@ class KeptBeginning:
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
         self._fresh: FreshFits | None = None
+        # Makes them of a pickled fit.
+        self._made: Any = None
         # Why there is no fork.
         self.no_fork: str | None = None
-        # Why nothing is kept at all.
+        # Why there is no pickled fit.
         self.not_pickled = ""
 
     def __bool__(self) -> bool:
@@ -29,19 +35,20 @@ class KeptBeginning:
         return self.forks is not None or self._fresh is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fresh": None, "forks": None}
+        return {**vars(self), "_fresh": None, "forks": None, "_made": None}
 
     def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
         """Fork the process or pickle the fit, and return True only in a process forked later for a coalition."""
-        self.no_fork = why_not_by_forks(trainer)
+        self.no_fork, begun = why_not_by_forks(trainer), time.monotonic()
+        self._made = partial(FreshFits, trainer, measures=measures, since=begun)
         if self.no_fork is None:
-            self.forks = ForkedFits(trainer, module, measures)
+            self.forks = ForkedFits(trainer, module, measures, partial(pickled_fit, trainer, module))
             return self.forks.begun
         if trainer.current_epoch:
             self.not_pickled = "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
             return False
         try:
-            self._fresh = FreshFits(trainer, module, measures)
+            self._fresh = self._made(pickled_fit(trainer, module))
         except Exception as error:  # reported when it is known that coalitions will be trained
             self.not_pickled = f"{type(error).__name__}: {error}"
         return False
@@ -64,3 +71,18 @@ class KeptBeginning:
         kept = self.forks or self._fresh
         assert kept is not None
         return kept
+
+    def fresh(self, why: str) -> CoalitionFits | None:
+        """Return what trains coalitions in place of forks, which have failed, or None if it cannot be made."""
+        forks, self.forks = self.forks, None
+        if forks is None:
+            return None
+        found = forks.pickled()
+        forks.close()
+        self.no_fork = f"forks have failed ({why})"
+        if isinstance(found, ChildFailed):
+            self.not_pickled = f"{found}"
+            return None
+        rank_zero_info(f"flsv: coalitions are trained in fresh processes, since {self.no_fork}.")
+        self._fresh = self._made(found)
+        return self._fresh

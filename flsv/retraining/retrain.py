@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,7 +30,7 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
-from flsv.utilities.supervisor import by_workers, supervise, supervise_by_joblib, supervise_fresh
+from flsv.utilities.supervisor import ForksOrFresh, by_workers, supervise_by_joblib, supervise_fresh
 
 
 @checked
@@ -126,11 +126,9 @@ def retrain(
         if apart
         else partial(supervise_fresh, forks=device.type != "cuda")
         if no_fork
-        else supervise
+        else ForksOrFresh(_say)
     )
-    parts = trainer, module, data
-    made = partial(_unpickled, pickled_fit(trainer, (module, data))) if no_fork or apart else lambda: parts
-    task = partial(_work, made, measure, participation)
+    task = partial(_work, _Parts(trainer, module, data), measure, participation)
     trainings = FitsInProcesses(
         lambda piece: partial(task, piece), data.num_clients, jobs or (cores() if on_cpu else 1), run=run
     )
@@ -147,6 +145,23 @@ def _work(
         trainer, module, data = made()
         module = module if isinstance(module, L.LightningModule) else module()
         return work_on(piece, Federation(trainer, module, data, measure), folder, None, participation)
+
+
+class _Parts:
+    """Callable that returns a trainer, a module and data, pickled as one where it is called in a fresh process."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickled_fit(self._parts[0], self._parts[1:])
+
+    def __reduce__(self) -> Any:
+        return partial, (_unpickled, self._pickled)
+
+    def __call__(self) -> Any:
+        return self._parts
 
 
 def _unpickled(data: bytes) -> tuple[Any, Any, Any]:

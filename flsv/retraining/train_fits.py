@@ -52,6 +52,7 @@ class FitsFailed(ConfigurationError):
     """Error: some coalitions' fits have failed, ``{coalition: error}``."""
 
     def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
+        self.failed = failed
         reasons: dict[str, list[Members]] = {}
         for members, why in failed.items():
             reasons.setdefault(f"{why}".rstrip("."), []).append(members)

@@ -14,8 +14,9 @@ from flsv._lightning.rounding import Rounding
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import CoalitionFits, FitOrder, FitResult
+from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.proof import difference
-from flsv.retraining.train_fits import Fit, once_proved
+from flsv.retraining.train_fits import Fit, FitsFailed, once_proved
 from flsv.utilities.atomic_files import whole_lines
 from flsv.utilities.csv_files import parse_float, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError
@@ -66,7 +67,7 @@ class WholeFits:
 
     def __init__(
         self,
-        way: CoalitionFits,
+        beginning: KeptBeginning,
         num_clients: int,
         initial: dict[str, Any],
         # After which models are measured, ascending. A coalition trains until the last.
@@ -75,23 +76,40 @@ class WholeFits:
         first: Tensor | None,
         rounding: Rounding,
     ) -> None:
-        self._way, self._initial, self._rounds, self._rounding = way, initial, tuple(rounds), rounding
+        self._beginning, self._initial, self._rounds, self._rounding = beginning, initial, tuple(rounds), rounding
         self._all, self._first = tuple(range(num_clients)), first
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         """Train coalitions, and yield each with its fit or its error."""
         orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
         proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
-        for order, found in once_proved(self._trained(orders, proof), proof):
-            if order is not proof:
-                yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
+        left: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
+        way: CoalitionFits | None = self._beginning.fits
+        while left and way is not None:
+            unproved = None
+            try:
+                for order, found in once_proved(self._trained(way, [*left], proof), proof):
+                    if isinstance(found, ChildFailed) and found.killed:
+                        left[order] = found
+                    elif order is not proof:
+                        del left[order]
+                        yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
+            except FitsFailed as error:
+                unproved = error
+            if left:  # what forks cannot do, fresh processes may
+                failed = [*left.values(), *(unproved.failed.values() if unproved else ())]
+                why = next(each for each in failed if each is not None)
+                way = self._beginning.fresh(f"{why}")
+                if way is None and unproved:
+                    raise unproved
+        yield from ((order.members, found or why) for order, found in left.items())
 
     def _trained(
-        self, orders: Sequence[FitOrder], proof: FitOrder | None
+        self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train ``proof`` and ``orders``, and yield a doubted ``proof`` last, after :meth:`_prove`."""
         doubted = None
-        for order, found in self._way.train([*([] if proof is None else [proof]), *orders]):
+        for order, found in way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None
             if first is not None and isinstance(found, FitResult):
                 doubted = found if self._rounding.apart(found.last, first, found.start) is not None else None
@@ -99,13 +117,13 @@ class WholeFits:
                     continue
             yield order, found
         if doubted is not None and proof is not None:  # the way trains nothing else any more
-            self._prove(doubted, proof)
+            self._prove(way, doubted, proof)
             yield proof, doubted
 
-    def _prove(self, found: FitResult, order: FitOrder) -> None:
+    def _prove(self, way: CoalitionFits, found: FitResult, order: FitOrder) -> None:
         """Raise Unproved if rounding does not explain the difference from the run's model."""
         assert self._first is not None
-        again = partial(trained_again, self._way, order)
+        again = partial(trained_again, way, order)
         share = difference(found.last, self._first, found.start, again, self._rounding)
         if share is not None:
             raise Unproved(

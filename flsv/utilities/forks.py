@@ -80,6 +80,22 @@ def cores() -> int:
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
+def asleep(pid: int) -> object:
+    """Return what a process and its descendants have used of processors, or None if one of them is awake."""
+    found: dict[int, list[str]] = {}
+    # That of the process itself is usually the only one that is read.
+    for name in (f"{pid}", *filter(str.isdigit, os.listdir("/proc"))) if LIBC is not None else ():
+        with suppress(OSError), open(f"/proc/{name}/stat") as file:
+            found[int(name)] = file.read().rpartition(") ")[2].split()  # state, parent, ..., [11:13] time
+        if pid not in found or found[pid][0] != "S":
+            return None
+    own, before = [pid], 0
+    while before < len(own):
+        before, own = len(own), [pid, *(each for each, of in found.items() if int(of[1]) in own)]
+    awake = any(found[each][0] not in "SZ" for each in own)
+    return None if awake or LIBC is None else sorted((each, *found[each][11:13]) for each in own)
+
+
 def quiet_fork() -> int:
     """Fork this process, and return the child's process id, or 0 in the child."""
     parent, drawn = os.getpid(), random.getstate()

@@ -28,7 +28,7 @@ import joblib
 from joblib._parallel_backends import LokyBackend
 from joblib.parallel import get_active_backend
 
-from flsv.utilities.forks import as_a_child, quiet_fork
+from flsv.utilities.forks import as_a_child, asleep, quiet_fork
 
 Name = TypeVar("Name", bound=Hashable)
 #: A function without arguments, to run in a fork, or a command line, to run in a fresh process.
@@ -38,6 +38,10 @@ Task = Callable[[], Any] | Sequence[str]
 ANSWER = "FLSV_ANSWER_FD"
 #: Seconds between two looks at the children's states.
 POLL_S = 0.2
+#: A child hangs if it and its children only sleep for so many seconds, or for this share of its time limit.
+HANG_S, HANG_SHARE = 60.0, 0.05
+#: Seconds between two looks at whether a child sleeps.
+LOOK_S = 1.0
 
 _answer_to: int | None = None
 
@@ -45,6 +49,7 @@ _answer_to: int | None = None
 class ChildFailed(RuntimeError):
     """Error: a child process has ended without an answer."""
 
+    # Whether it did not end by itself.
     killed = False
 
 
@@ -92,16 +97,42 @@ def supervise_fresh(
     jobs: int = 1,
     limit_s: float | None = None,
     forks: bool = True,
+    folder: str | None = None,
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks as :func:`supervise` does where this process cannot be forked."""
-    # Tasks cross by cloudpickle. Without `forks` each task has a fresh process, as those that use an accelerator need.
+    # Tasks cross by cloudpickle. Without `forks` each task has a fresh process, as those that use an accelerator need,
+    # and crosses in a file in `folder`.
     if forks:
         with closing(FreshProcess()) as process:
             yield from process.supervise(tasks, jobs, limit_s)
         return
-    with TemporaryDirectory() as folder:
-        commands = ((name, _command(task, Path(folder, str(i)))) for i, (name, task) in enumerate(tasks))
+    with TemporaryDirectory(dir=folder) as own:
+        commands = ((name, _command(task, Path(own, str(i)))) for i, (name, task) in enumerate(tasks))
         yield from supervise(commands, jobs, limit_s)
+
+
+class ForksOrFresh:
+    """Runs tasks as :func:`supervise`, or as :func:`supervise_fresh` from when the first fork that ends has failed."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        # Whether forks can do tasks, None before the first has ended.
+        self._fork: bool | None = None
+
+    def __call__(
+        self, tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+    ) -> Iterator[tuple[Name, Any]]:
+        given = [*tasks]
+        with closing(supervise(given if self._fork is not False else (), jobs, limit_s)) as answers:
+            for name, found in answers:
+                if self._fork is None:
+                    self._fork = not isinstance(found, ChildFailed)
+                if not self._fork:
+                    self._say(f"fresh processes do what a fork of this process could not: {found}")
+                    break
+                yield name, found
+        if not self._fork:
+            yield from supervise_fresh(given, jobs, limit_s)
 
 
 class FreshProcess:
@@ -250,8 +281,10 @@ class _Child:
     def __init__(self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None) -> None:
         self.name, self._limit_s = name, limit_s
         self._until = None if limit_s is None else time.monotonic() + limit_s
+        self._hang_s = max(LOOK_S, min(HANG_S, HANG_SHARE * (limit_s or float("inf"))))
+        self._seen, self._looked, self._slept = None, 0.0, 0.0  # type: object, float, float
         self._data = bytearray()
-        self._late, self._status = False, None  # type: bool, int | None
+        self._late, self._status = "", None  # type: str, int | None
         self.pipe, write = os.pipe()
         os.set_blocking(self.pipe, False)
         self._process: subprocess.Popen[bytes] | None = None
@@ -277,28 +310,38 @@ class _Child:
     def ended(self) -> bool:
         """Read what the child has sent, and return whether it has ended."""
         self._read()
-        if self._until is not None and time.monotonic() > self._until and self._poll() is None:
-            self._late = True
-            self.kill()
+        if self._poll() is None:
+            if self._until is not None and time.monotonic() > self._until:
+                self._late = f"it took longer than {self._limit_s:.0f} s"
+            elif self._hangs():
+                self._late = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
+            if self._late:
+                self.kill()
         if self._poll() is None:
             return False
         self._end()
         self._read()  # what it sent last
         return True
 
+    def _hangs(self) -> bool:
+        """Return whether the child and its children have only slept for too long."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            seen, passed = asleep(self._pid), min(now - self._looked, 2 * LOOK_S)  # more if all processes were halted
+            self._slept = self._slept + passed if seen is not None and seen == self._seen else 0.0
+            self._seen, self._looked = seen, now
+        return self._slept > self._hang_s
+
     def answer(self) -> Any:
         """Return the ended child's answer, or a ChildFailed error."""
         os.close(self.pipe)
         try:
-            if self._late:
-                return ChildFailed(f"it took longer than {self._limit_s:.0f} s")
-            try:
-                fine, value = pickle.loads(bytes(self._data))
-            except Exception:  # nothing, or a part of an answer
-                failed = ChildFailed(self._last_words())
-                failed.killed = (self._status or 0) < 0
-                return failed
+            fine, value = pickle.loads(b"" if self._late else bytes(self._data))
             return value if fine else ChildFailed(value)
+        except Exception:  # nothing, or a part of an answer
+            failed = ChildFailed(self._late or self._last_words())
+            failed.killed = (self._status or 0) < 0
+            return failed
         finally:
             if self._output is not None:
                 self._output.close()

@@ -268,6 +268,7 @@ def test_writes_are_refused_by_name_where_there_is_no_own_view(
     fitted(KINDS[name], place / "root")
     without = files(place)
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
+    monkeypatch.setattr("flsv.retraining.kept_beginning.KeptBeginning.fresh", lambda *_: None)  # they have a view here
     place = fill(tmp_path / "user", monkeypatch)
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
         loop, _ = fitted(KINDS[name], place / "root", shadow=True)
@@ -295,18 +296,22 @@ class Outside(L.Callback):
             Path("/etc/flsv-test").write_text("")
 
 
-class Hangs(Base):
-    """Client 1 alone never ends."""
+class Endless(Base):
+    """Of client 1 alone."""
 
     def on_train_epoch_start(self) -> None:
         loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
         while loop.state.cohort == [1]:
-            os.read(os.pipe()[0], 1)
+            pass
 
 
-def test_coalition_that_hangs_is_named(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 5)
+def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
+    user: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 9)
     monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
-    with pytest.warns(UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 5 s"):
-        loop, _ = fitted(lambda: (Hangs(), []), user, shadow=True)
+    caplog.set_level("INFO", "lightning.pytorch")
+    with pytest.warns(UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"):
+        loop, _ = fitted(lambda: (Endless(), []), user, shadow=True)
+    assert "fresh processes, since forks have failed (it took longer than 9 s)" in caplog.text
     assert loop.contributions["shadow"].isnan().all()

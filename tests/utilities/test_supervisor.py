@@ -39,6 +39,8 @@ def prints() -> int:
 def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
     tasks: dict[str, Any] = {
         "hangs": lambda: time.sleep(600),
+        "spins": lambda: [None for _ in iter(int, 1)],
+        "waits": lambda: subprocess.call([sys.executable, "-c", "sum(range(10**9))"]) and 0,
         "command hangs": command("import time; time.sleep(600)"),
         "fork": lambda: torch.ones(3),
         "raises": lambda: 1 / 0,

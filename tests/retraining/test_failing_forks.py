@@ -1,0 +1,108 @@
+"""Data that no fork can read: fresh processes train the coalitions, or both reasons are named.
+
+As an LMDB environment that was opened before the fork raises, and polars' threads, which a fork has not, hang.
+"""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+import flsv
+from flsv import FederatedLoop, Reporting
+from flsv.functional import few_coalitions_shapley
+from flsv.sampling import FixedCohort
+from helpers.data import toy_sets
+from helpers.fits import trainer_for, vector
+from helpers.hidden_state import MEMBERS, ROUNDS, SEED, Base, Kind, data, fitted, utility
+from helpers.recorded import Recorded
+
+HELD = threading.Lock()
+HELD.acquire()
+
+
+class Opened(TensorDataset):
+    """Can be read in the process that has made it, or unpickled it."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.process = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, process=os.getpid())
+
+    def __getitem__(self, index: int) -> Any:
+        if os.getpid() != self.process:
+            self.fail()
+        return super().__getitem__(index)
+
+    def fail(self) -> None:
+        raise OSError("opened by another process")
+
+
+class Hangs(Opened):
+    def fail(self) -> None:
+        HELD.acquire()
+
+
+class Locked(Opened):
+    """Cannot be pickled."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.lock = HELD
+
+
+def kind(opened: type[Opened] = Opened) -> Kind:
+    def sets() -> Any:
+        train, test = toy_sets()
+        return opened(*train.tensors), test
+
+    return Kind(sets=sets)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The utility of each coalition by a plain fit of its members, of the same samples."""
+    folder = tmp_path_factory.mktemp("plain")
+    return [utility(fitted(Kind(), folder, sampler=FixedCohort(members))[1]) for members in MEMBERS]
+
+
+@pytest.mark.parametrize("opened", [pytest.param(Opened, marks=pytest.mark.slow), Hangs])
+def test_fresh_processes_train_coalitions_that_forks_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: type[Opened], expected: list[float]
+) -> None:
+    monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
+    metrics = {"shadow": Recorded(coalitions="all", performance="negative_loss")}
+    loop, module = fitted(kind(opened), tmp_path, metrics=metrics)
+    game = dict(zip(loop.metrics["shadow"].members, loop.metrics["shadow"].game.flatten().tolist()))  # type: ignore[attr-defined, operator]
+    assert [game[members] for members in MEMBERS] == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(vector(module), vector(fitted(kind(), tmp_path)[1]))
+    assert not list(tmp_path.glob(".coalitions*"))
+
+
+def test_both_reasons_are_named_where_the_fit_cannot_be_pickled_either(tmp_path: Path) -> None:
+    told = r"no values. 1 coalition failed.*OSError: opened by another process. Nor can fresh .*pickle '_thread.lock'"
+    with pytest.warns(UserWarning, match=told):
+        loop, _ = fitted(kind(Locked), tmp_path, metrics={"shadow": Recorded()})
+    assert loop.contributions["shadow"].isnan().all()
+    assert loop.round_index == ROUNDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [Opened, Hangs])
+def test_retrain_in_fresh_processes_has_the_values_of_plain_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: type[Opened], expected: list[float]
+) -> None:
+    monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    trainer, dealt = trainer_for(loop, tmp_path, ROUNDS), data(kind(opened).sets)
+    table = flsv.retrain(trainer, Base(), dealt, "all", metric="negative_loss", seeds=1)
+    masks = torch.tensor([[False] * 3, *([client in members for client in range(3)] for members in MEMBERS)])
+    game = torch.tensor([utility(Base()), *expected], dtype=torch.float64)
+    assert table["value"].tolist() == pytest.approx(few_coalitions_shapley(masks, game).values.tolist(), abs=1e-6)
