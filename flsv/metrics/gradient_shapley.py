@@ -70,7 +70,6 @@ class GradientShapley(ContributionMetric):
     to_pay_by = True
     rules = _RULES
     per_class = False
-    over_rounds = "momentum"
     history: Tensor
 
     def __init__(
@@ -107,7 +106,6 @@ class GradientShapley(ContributionMetric):
         """
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
-        self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
         """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats. NaN for clients that
@@ -179,7 +177,6 @@ class InRunShapley(ContributionMetric):
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
     to_pay_by = True
     rules = _RULES
-    over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"
 
     total: Tensor
@@ -246,7 +243,6 @@ class InRunShapley(ContributionMetric):
         self.total, self.seen = self.total.clone(), self.seen.clone()
         self.total[client_ids] += values.to(self.total)
         self.seen[client_ids] += 1
-        self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
         """Compute the sums over rounds ``[num_clients, M + order]``: the classes' columns, ``"rest"`` and, for

@@ -28,7 +28,7 @@ from rich.table import Column
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import columns_in, last, part
+from flsv.results.run_table import columns_in, last, part, with_ends
 from flsv.results.text import (
     WORDS,
     beside,
@@ -78,7 +78,7 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     logged."""
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        ends = _with_ends(result, name, len(labels))
+        ends = with_ends(result.table, name, len(labels))
         lines += ranking(labels, ends, name)
         if name not in result.trained:
             lines.append(WORDS["fitness"]["metric"])
@@ -100,20 +100,13 @@ def _filled(line: str) -> str:
     return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
-def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return a metric's values and the ends of their intervals, NaN if it trains no coalitions: they are too narrow."""
-    values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
-    nothing = [math.nan] * clients
-    return (values, low, high) if metric in result.trained else (values, nothing, nothing)
-
-
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
     """Return each client's samples, values and shares as ``{column: cells}``."""
     names = [*metrics]
     counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
     for name in names:
-        ends = _with_ends(result, name, clients)
+        ends = with_ends(result.table, name, clients)
         columns[name] = with_intervals(*ends)
         if name in result.to_pay_by[:1]:
             columns["share"] = paid(ends[0])

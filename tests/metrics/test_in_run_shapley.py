@@ -193,17 +193,3 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
         fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)
-
-
-def test_in_run_intervals_are_of_a_clients_summed_value() -> None:
-    """Three rounds, two steps, all columns of a client together: Student's t of their sum."""
-    metric, draw = InRunShapley(2, 2, order=2), torch.Generator().manual_seed(0)
-    rounds = []
-    for _ in range(3):
-        slopes, hessian = -torch.rand(2, generator=draw), torch.rand(2, 2, generator=draw)
-        metric.update(torch.arange(2), torch.rand(2, 2, generator=draw), slopes, torch.ones(2) / 2, hessian + hessian.T)
-        rounds.append(metric.per_client(metric.compute()).double() - sum(rounds))
-    low, high = metric.intervals()
-    half = 3.484147 * (torch.stack(rounds).diff(dim=0).square().mean(0) / 2).sqrt() * 3**0.5
-    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close((high + low) / 2, metric.per_client(metric.compute()))
