@@ -24,7 +24,7 @@ RESERVED = (
     *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),
     *("data", "how to read"),
 )
-GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products", "validation"}
+GAME_ARGUMENTS = {"utility", "gradient_products", "validation"}
 #: Fields of a round that exist before any client has uploaded its update, or do not depend on the uploads.
 APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
