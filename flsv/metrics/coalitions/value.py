@@ -104,14 +104,13 @@ class CoalitionValue(MeasuredMetric):
             its own.
         performance: the performance measure of a coalition's model if values are not per class, as for
             :class:`PartialFederatedShapley`.
-        value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
-        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"``, ``"beta"`` and
+        value: ``"shapley"``, ``"banzhaf"`` or ``"leave_one_out"``.
+        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"`` and
             ``"leave_one_out"`` then compute the values of these names instead). For any other value ``"exact"`` or
             ``"permutation"``, or a function with the signature of these estimators. ``"auto"``: exact for up to 10
             players. For more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
             the Shapley value and by the estimator named after the value for others.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``. For ``"beta"`` also ``alpha`` and
-            ``beta``.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
