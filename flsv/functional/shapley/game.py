@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -182,7 +181,6 @@ class Sampling(MemoizedGame):
             raise ConfigurationError(
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
             )
-        progress.start("coalitions", min(budget, everything))
         self.budget = budget
 
     @property

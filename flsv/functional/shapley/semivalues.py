@@ -27,7 +27,6 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_pla
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
 from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError
@@ -146,9 +145,8 @@ def check_estimator(
         # An argument that is out of range is so with any number of players, and a game of one player takes no time. The
         # estimator is named, since "auto" is the exact one for a single player and would not read the arguments.
         try:
-            with progress.muted():
-                played = named if value == "shapley" else estimator
-                estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
+            played = named if value == "shapley" else estimator
+            estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
         except (ConfigurationError, TypeError) as error:
             raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
 
