@@ -110,7 +110,7 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	rm -rf .venv-flower
 	python3 -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]' 'flwr[simulation]'
-	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
+	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
 	if ! .venv-flower/bin/python -m pip freeze | grep -qx 'flwr==1.41.0'; then \
 	  .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0' && \
 	  .venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py; fi

@@ -249,8 +249,8 @@ def entry(name: str) -> tuple[str, Entry]:
     Example:
         >>> entry("cgsv")[1].title
         'CGSV: cosine of update and aggregate'
-        >>> entry("flsv.metrics.GradientShapley(order=2)")[1].arguments
-        {'order': 2}
+        >>> entry("flsv.metrics.GradientShapley(momentum=0.5)")[1].arguments
+        {'momentum': 0.5}
     """
     if name in METRICS:
         return name, METRICS[name]

@@ -160,16 +160,11 @@ class Round:
         """
         return self._games.utility(metric, weighting)
 
-    def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
-        """Compute g . d_i ``[k]`` of the validation loss's gradient g with the updates d_i."""
-        # With `order=2` also d_i^T H d_j [k, k] with the loss's Hessian H. Both are taken at the global model.
-        return self._games.gradient_products(order, loss)
-
-    def slopes(self, balanced: bool = False) -> Tensor:
-        """Compute the validation loss's gradient times the k clients' updates, ``[k]``. With ``balanced`` all classes
-        count equally in the loss.
+    def slopes(self, balanced: bool = False, loss: Any = "negative_loss") -> Tensor:
+        """Compute g . d_i ``[k]`` of the validation loss's gradient g at the global model with the updates d_i. With
+        ``balanced`` all classes count equally in the loss.
         """
-        return self._games.slopes(balanced)
+        return self._games.slopes(balanced, loss)
 
     def generator(self, name: str) -> torch.Generator:
         """Return this round's random generator called ``name``, which depends only on seed, name and round."""

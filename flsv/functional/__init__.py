@@ -17,7 +17,7 @@ from flsv.functional.shapley.knn import knn_shapley
 from flsv.functional.shapley.normalize import normalize_shapley
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.predicted_outputs import predicted_shapley
-from flsv.functional.shapley.semivalues import ESTIMATORS, banzhaf, beta_shapley
+from flsv.functional.shapley.semivalues import ESTIMATORS, banzhaf
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.functional.transport.cost import (
@@ -50,7 +50,6 @@ __all__ = [
     "TransportServer",
     "allocate",
     "banzhaf",
-    "beta_shapley",
     "calibrated_gradient",
     "class_specific_shapley",
     "class_statistics",

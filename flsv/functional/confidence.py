@@ -8,6 +8,29 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
 
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where ``freedom`` is not above 0."""

@@ -46,27 +46,11 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
         >>> gradient_agreement(torch.tensor([3.0, 1.0, -2.0]), torch.tensor([10.0, 20.0, 10.0]))
         tensor([0.5000, 0.3750, 0.1250], dtype=torch.float64)
     """
-    parts, weights, totals = _weighed(descent, agreement, blend)
-    return (weights * (parts / totals)).sum(0)
-
-
-@checked
-def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    """Compute the factors ``[2]`` of max(u_i, 0) and max(a_i, 0) in :func:`gradient_agreement`."""
-    _, weights, totals = _weighed(descent, agreement, blend)
-    return (weights / totals).squeeze(1)
-
-
-def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute both terms, the descent in row 0 and the agreement in row 1."""
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)
     totals = parts.nansum(1, keepdim=True)
     weights = (totals > 0) * totals.new_tensor([[1 - blend], [blend]])
     whole = weights.sum()
-    return (
-        parts,
-        weights / whole.where(whole > 0, torch.ones_like(whole)),
-        totals.where(totals > 0, torch.ones_like(totals)),
-    )
+    weights = weights / whole.where(whole > 0, torch.ones_like(whole))
+    return (weights * (parts / totals.where(totals > 0, torch.ones_like(totals)))).sum(0)

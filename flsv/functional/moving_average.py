@@ -47,11 +47,3 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
     start = rows[:, :width] if init is None else init
     value = momentum**seen * start + rows[:, width:-1]
     return value.masked_fill(seen == 0, float("nan"))
-
-
-def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
-    """Compute the sum ``[n]`` of squared weights of ``count`` values in a moving average."""
-    # The variance of a moving average of independent values is this sum times the variance of one.
-    first = momentum ** (2 * (count - 1))
-    others = (1 - momentum) ** 2 * (1 - first) / (1 - momentum**2)
-    return others + first * ((1 - momentum) ** 2 if init else 1)

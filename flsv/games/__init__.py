@@ -36,7 +36,6 @@ from flsv.games.coalition_games import CoalitionGames
 from flsv.games.coalition_models import Renormalized, Weighting
 from flsv.games.coalition_table import CoalitionTable
 from flsv.games.coalition_utility import CoalitionUtility
-from flsv.games.gradient_products import GradientProducts
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
@@ -48,7 +47,6 @@ __all__ = [
     "CoalitionGames",
     "CoalitionTable",
     "CoalitionUtility",
-    "GradientProducts",
     "ModelEvaluator",
     "ModelScore",
     "Renormalized",

@@ -11,7 +11,6 @@ from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
 from flsv.games.coalition_models import Weighting
 from flsv.games.coalition_table import CoalitionTable
 from flsv.games.coalition_utility import CoalitionUtility, utility_of
-from flsv.games.gradient_products import GradientProducts
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import UtilityMetric
@@ -178,20 +177,3 @@ class CoalitionGames:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
             self._products[what] = self.round.matrix.dot(gradient).cpu()
         return self._products[what]
-
-    def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Compute the :class:`GradientProducts` of the current round's updates, once per round.
-
-        Args:
-            order: 1: only the products with the gradient. 2: also those with the Hessian.
-            loss: the validation loss, which is the cross-entropy with ``order=2``.
-
-        Returns:
-            The k clients' g . d_i, float64 ``[k]``, and d_i^T H d_j, ``[k, k]`` (None with ``order=1``).
-        """
-        if order == 1:
-            return GradientProducts(self.slopes(loss=loss), None)
-        if "Hessian" not in self._products:
-            start, updates = self.round.global_vector, self.round.matrix
-            self._products["Hessian"] = self.evaluator_of("negative_loss").gradient_products(start, updates)
-        return self._products["Hessian"]

@@ -10,7 +10,6 @@ from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.coalition_models import CoalitionModels
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.utilities import progress
 
 
 class CoalitionTable:
@@ -60,24 +59,9 @@ class CoalitionTable:
         """Return the scores of ``count`` models, divided among the ranks, without storing them."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
-            return self.evaluator.evaluate(_counted(build, count), count)
+            return self.evaluator.evaluate(build, count)
         mine = range(rank, count, size)
-        build_mine = _counted(lambda index, out: build(mine[index], out), len(mine))
-        part = self.evaluator.evaluate(build_mine, len(mine))
+        part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
         parts = self._ranks.all_gather(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
         return Scores.cat(parts)[order.argsort()]
-
-
-def _counted(build: Build, count: int) -> Build:
-    """Return a function like ``build`` that advances the progress bar at each new model."""
-    begun: set[int] = set()  # one may be built again, after an error or in parts
-    progress.add_total("coalitions", count)
-
-    def counted(index: int, out: Tensor) -> None:
-        build(index, out)
-        if index not in begun:
-            begun.add(index)
-            progress.advance()
-
-    return counted

@@ -9,15 +9,15 @@ from copy import copy
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import evaluating, free_cached
-from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
 from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
 from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.scores import Scores, Sums, hits_of, losses_of, score_batch
@@ -239,6 +239,7 @@ class ModelEvaluator(VectorEvaluator):
             sums.metric[row] = metric.value()
         return sums.scores(self._support, bool(self._metrics))
 
+    @torch.inference_mode(False)
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """Compute the gradient of the mean validation cross-entropy at a model, in full precision.
 
@@ -249,14 +250,33 @@ class ModelEvaluator(VectorEvaluator):
         Returns:
             The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
         """
-        with evaluating(self._module), lent(self._module, self.space):
-            return loss_gradient(self._module, self.space, self._batches, self.support, vector, balanced)
-
-    @torch.inference_mode(False)
-    def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
-        """Compute the :class:`GradientProducts` of ``updates`` at the model ``vector [P]``, in full precision."""
-        with evaluating(self._module), lent(self._module, self.space):
-            return gradient_products(self._module, self.space, self._batches, self.support, vector, updates)
+        cut, device, support = self.space.num_parameters, vector.device, self.support
+        weights = None
+        if balanced:
+            counts = support.to(device, vector.dtype)
+            weights = counts.sum() / (counts > 0).sum() / counts.clamp(min=1)
+        gradient = torch.zeros(cut, dtype=torch.float64, device=device)
+        samples = int(support.sum())
+        with (
+            evaluating(self._module),
+            lent(self._module, self.space),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+            sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
+        ):
+            dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._module).items()}
+            trained = {name for name, _ in self._module.named_parameters()}
+            parameters, buffers = vector.detach().clone().split([cut, self.space.size - cut])
+            parameters.requires_grad_()
+            for x, y in self._batches:
+                state = self.space.unflatten(torch.cat([parameters, buffers]))
+                # Only the parameters: batch_norm refuses statistics that want a gradient.
+                state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
+                logits = functional_call(self._module, state, (x,))
+                logits = checked_logits(logits, y, len(support)).to(vector.dtype)
+                loss = F.cross_entropy(logits, y, weights, reduction="sum")
+                gradient += torch.autograd.grad(loss / samples, parameters)[0].detach()
+        return gradient
 
     @property
     def batches(self) -> Sequence[tuple[Any, Any]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix
-from flsv.metrics.intervals import WithIntervals
+from flsv.functional.confidence import LEVEL
 from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -34,7 +34,7 @@ def latest(stretches: Tensor) -> Tensor:
     return latest
 
 
-class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
+class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Base class of contribution metrics.
 
     A contribution metric is a torchmetrics metric that is updated once per round. ``compute()`` returns
@@ -103,6 +103,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     reported_by: str | None = None
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
+
+    rounds: Tensor
 
     def __init__(
         self,
@@ -229,6 +231,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """
         return {}
 
+    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return the low and high ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
+        None: the spread over the rounds of one run does not show how far another seed's values are.
+
+        Args:
+            level: the confidence level, in (0, 1).
+            value: the clients' values ``[num_clients]``. By default the current values.
+        """
+        return None
+
     def columns(self) -> list[str] | None:
         """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``. None if the
         columns are the classes.
@@ -331,7 +343,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         assert self.num_clients is not None
         self.init_states(self.num_clients, self.num_classes)
         self.add_state("rounds", torch.tensor(0), dist_reduce_fx="sum")
-        self._create_spread(self.num_clients)
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:

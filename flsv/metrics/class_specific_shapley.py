@@ -84,7 +84,6 @@ class ClassSpecificShapley(ContributionMetric):
     sign = "from -1 to 1: 1 where updates point the same way as the aggregate, negative: opposed, 0: orthogonal."
     cost = "a dot product per client and class; no coalition."
     to_pay_by = False
-    over_rounds = "momentum"
     history: Tensor
 
     plot_lower_bound = -1.0
@@ -109,9 +108,6 @@ class ClassSpecificShapley(ContributionMetric):
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
-
-    def _bounded(self, end: Tensor) -> Tensor:
-        return end if self._weighs else super()._bounded(end)  # the bounds hold for cosines
 
     @property
     def _weighs(self) -> bool:
@@ -161,15 +157,12 @@ class ClassSpecificShapley(ContributionMetric):
                 f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
             )
         values = class_specific_shapley(client_heads, server_head).to(self.history)
-        mean = values.mean(-1)
         if self._weighs:
             if num_samples is None or num_samples.shape != client_ids.shape:
                 shape = None if num_samples is None else list(num_samples.shape)
                 raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.')
-            samples = num_samples.to(self.history)
-            values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
+            values = torch.cat([values, num_samples.to(self.history)[:, None]], dim=1)
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
-        self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
         """Compute the moving averages of the cosines, ``[num_clients, num_classes]``. NaN for clients that never took

@@ -109,7 +109,6 @@ class ContributionEstimation(ContributionMetric):
     evaluates = True
     #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
-    # No over_rounds, and so no intervals: shares of means over rounds are not means of the rounds' shares.
     plot_lower_bound = 0.0
 
     cosines: Tensor

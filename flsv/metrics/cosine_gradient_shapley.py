@@ -84,7 +84,6 @@ class CosineGradientShapley(ContributionMetric):
     mergeable = False
     #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
-    over_rounds = "sum"
     plot_lower_bound = 0.0
 
     reputation: Tensor
@@ -135,12 +134,6 @@ class CosineGradientShapley(ContributionMetric):
         # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
         self.phi[client_ids] = phi.to(self.phi)
-        # The round's own values: the cohort's cosines as shares of its sum. A reputation is then the sum of the rounds'
-        # values, except for the floor.
-        phi = phi.double().clamp_min(self.floor)
-        new, old = (1 - self.alpha) * phi.sum(), 0.0 if begins else self.alpha
-        share = before.sum().to(phi) * phi / phi.sum()
-        self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
         """Compute the reputations ``[num_clients]``, which sum to 1. NaN for clients that never took part."""

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientMatrix, Round
-from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
+from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
-from flsv.metrics.intervals import OverRounds
 from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
@@ -82,7 +81,6 @@ class GradientAgreement(ContributionMetric):
         ),
     )
     per_class = False
-    over_rounds: OverRounds = "sum"
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
 
@@ -155,10 +153,6 @@ class GradientAgreement(ContributionMetric):
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
-        assert self.num_clients is not None
-        ids = torch.cat([client_ids, client_ids + self.num_clients])
-        parts = torch.cat([descent, weights * cosine])
-        self.note_round(ids, parts, torch.ones_like(parts).to(self.round_spread))
 
     def compute(self) -> Tensor:
         """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
@@ -169,17 +163,6 @@ class GradientAgreement(ContributionMetric):
         the sum of updates, both ``[num_clients]``.
         """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
-
-    def _create_spread(self, num_clients: int) -> None:
-        super()._create_spread(2 * num_clients)  # a row for each of the two parts
-
-    def _squares(self) -> Tensor:
-        # The totals by which shares are divided are treated as exact: they vary little compared with a single client's
-        # values.
-        scale = agreement_scales(*self._parts(), self.blend)
-        count, factors = self.round_spread[:, 0].view(2, -1), self.round_spread[:, 9].view(2, -1)
-        of_sum = factors[0] * (scale[0] * self.levels / _nonzero(self.level)).square()
-        return torch.cat([of_sum, scale[1].square() / count[1].clamp_min(1)]).to(count)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         # If all slopes of a client's rounds are 0, its sum is 0, too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,27 +14,15 @@ from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 
-#: Condition on the arguments, and the message if it is violated: order 2 needs the classifier's own loss.
-_RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
-
-
-def _products(metric: Any) -> dict[str, Any]:
-    return {
-        "gradient_products": lambda round: round.gradient_products(metric.order, metric.measured_by).gradient,
-        "hessian_products": lambda round: round.gradient_products(metric.order, metric.measured_by).hessian,
-    }
-
 
 class GradientShapley(ContributionMetric):
-    r"""Exact Shapley values of the Taylor expansion of the validation loss. It is of first or second order, of U(S) =
-    -L(x + mean of the updates of S).
+    r"""Exact Shapley values of the first-order expansion of the validation loss U(S) = -L(x + the updates' mean in S).
 
     .. math::
-        U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
+        U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle
 
-    Here L is the validation loss, x the global model, g and H the gradient and Hessian of L at x, d_i client i's update
-    and :math:`\bar d_S` the mean update of coalition S. A round of k clients costs one gradient and k dot products, and
-    k Hessian-vector products for the second order. The expansion is accurate if updates are small. See
+    Here L is the validation loss, x the global model, g the gradient of L at x and d_i client i's update. A round of k
+    clients costs one gradient and k dot products. The expansion is accurate if updates are small. See
     :func:`flsv.functional.gradient_shapley`.
 
     ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss. A client that does not take
@@ -46,16 +34,15 @@ class GradientShapley(ContributionMetric):
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        order: the order of the expansion, 1 or 2.
         momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds. 0 gives the last
             round's value.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1 only. None: the classifier's cross-entropy.
+            ``validation_step``, such as ``"val_loss"``. None: the classifier's cross-entropy.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``,
-            or before the first round: the module does not log the loss, or logs it without its autograd graph.
+        ConfigurationError: the momentum is outside [0, 1), or before the first round: the module does not log the loss,
+            or logs it without its autograd graph.
 
     Example:
         >>> metric = GradientShapley(num_clients=3)
@@ -66,22 +53,19 @@ class GradientShapley(ContributionMetric):
 
     unit = "fall of the validation loss (nats)"
     sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
-    cost = "a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too."
+    cost = "a gradient of the validation loss, and per client a dot product."
     to_pay_by = True
-    rules = _RULES
     per_class = False
-    over_rounds = "momentum"
     history: Tensor
 
     def __init__(
         self,
         num_clients: int | None = None,
-        order: Literal[1, 2] = 1,
         momentum: Momentum = 0.0,
         loss: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.order, self.momentum, self.loss = order, momentum, loss
+        self.momentum, self.loss = momentum, loss
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, None, **kwargs)
@@ -89,25 +73,22 @@ class GradientShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return _products(self)
+        return {"gradient_products": lambda round: round.slopes(loss=self.measured_by)}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         reduction = partial(momentum_merge, momentum=self.momentum)
         self.add_state("history", torch.zeros(num_clients, 3), dist_reduce_fx=reduction)
 
-    def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
+    def update(self, client_ids: Tensor, gradient_products: Tensor) -> None:
         """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
-            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian H. None: only the first order
-                is used.
         """
-        values = gradient_shapley(gradient_products, hessian_products)
+        values = gradient_shapley(gradient_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
-        self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
         """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats. NaN for clients that
@@ -120,29 +101,27 @@ class InRunShapley(ContributionMetric):
     Training Run", ICLR 2025).
 
     The players are the training samples of all clients. A client's value is the sum of its samples' values. In a round
-    that moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the
-    server's validation loss (mean cross-entropy) at x,
+    that moves the global model x by :math:`\eta \sum_i w_i d_i`, with g the gradient of the server's validation loss
+    (mean cross-entropy) at x,
 
     .. math::
-        \phi_i = -\eta w_i \langle g, d_i \rangle - \tfrac12 \eta w_i d_i^\top H D, \qquad
+        \phi_i = -\eta w_i \langle g, d_i \rangle, \qquad
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
     with :math:`\eta` the server's learning rate, :math:`w_i` client i's weight, :math:`d_i` its update, z its samples,
     :math:`l_z` their losses and :math:`f_{t(z)}` the factor with which the gradient of the local step t(z), which used
-    z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
-    from the updates alone. The client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value
-    among classes, so a client cannot raise its value by its report. The column ``"rest"`` is the part of the value that
-    comes not from samples but from weight decay, clipping, momentum of an earlier round, changes by uploads or attacks,
-    and steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how
-    far the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
-    round's step D, which is not known during local training.
+    z, enters the update. It is the paper's first order. The server computes :math:`\phi_i` from the updates alone. The
+    client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value among classes, so a client
+    cannot raise its value by its report. The column ``"rest"`` is the part of the value that comes not from samples but
+    from weight decay, clipping, momentum of an earlier round, changes by uploads or attacks, and steps in which the
+    client computed no sample values.
 
     Values are summed over rounds, as the paper sums them over steps. A client gets 0 in a round in which it is absent.
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
     accurate if updates are small.
 
-    ``compute`` returns ``[num_clients, M + 1]``, or ``[num_clients, M + 2]`` for the second order, in nats, positive if
-    the loss falls. A client that never took part is NaN. ``per_client`` sums a row.
+    ``compute`` returns ``[num_clients, M + 1]``, in nats, positive if the loss falls. A client that never took part is
+    NaN. ``per_client`` sums a row.
 
     When not to use it:
         To find wrong labels, which it detects weakly (an AUROC of 0.59 to 0.71 where 30 % are wrong). With large
@@ -151,16 +130,14 @@ class InRunShapley(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
-        order: 1 or 2. Order 2 costs k Hessian-vector products on the validation set in a round of k clients.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1 only. Samples without classes count as one class.
+            ``validation_step``, such as ``"val_loss"``. Samples without classes count as one class.
             None: the classifier's cross-entropy.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the order is not 1 or 2, or order 2 is used with a ``loss``, or in a loop: clients do not
-            report, since ``client_algorithm=InRunValues()`` is missing, or the module does not log the loss with its
-            autograd graph.
+        ConfigurationError: in a loop: clients do not report, since ``client_algorithm=InRunValues()`` is missing, or
+            the module does not log the loss with its autograd graph.
 
     Example:
         >>> metric = InRunShapley(num_clients=3, num_classes=2)
@@ -178,8 +155,6 @@ class InRunShapley(ContributionMetric):
     sign = "positive: the client's samples lower the validation loss; negative: they raise it."
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
     to_pay_by = True
-    rules = _RULES
-    over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"
 
     total: Tensor
@@ -189,11 +164,10 @@ class InRunShapley(ContributionMetric):
         self,
         num_clients: int | None = None,
         num_classes: int | None = None,
-        order: Literal[1, 2] = 1,
         loss: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.order, self.loss = order, loss
+        self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
@@ -206,11 +180,14 @@ class InRunShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return _products(self) | {"server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr}
+        return {
+            "gradient_products": lambda round: round.slopes(loss=self.measured_by),
+            "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
+        }
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
-        self.add_state("total", torch.zeros(num_clients, num_classes + self.order), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(num_clients, num_classes + 1), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(
@@ -219,7 +196,6 @@ class InRunShapley(ContributionMetric):
         in_run_values: Tensor,
         gradient_products: Tensor,
         aggregation_weights: Tensor,
-        hessian_products: Tensor | None = None,
         server_lr: float = 1.0,
     ) -> None:
         """Update the states with one round.
@@ -229,33 +205,28 @@ class InRunShapley(ContributionMetric):
             in_run_values: ``[k, M]``, the reported in-run values of each client's samples, summed by class.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient with the updates d_i.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
-            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian. None for ``order=1``.
             server_lr: the server's learning rate.
         """
         if in_run_values.shape != (len(client_ids), self.num_classes):
             raise ValueError(
                 f"expected in_run_values [{len(client_ids)}, {self.num_classes}], got {list(in_run_values.shape)}."
             )
-        if (hessian_products is None) != (self.order == 1):
-            raise ValueError(f"InRunShapley(order={self.order}) and hessian_products do not fit together.")
         device = aggregation_weights.device
-        hessian = None if hessian_products is None else hessian_products.to(device)
         values = client_in_run_values(
-            in_run_values.to(device), gradient_products.to(device), aggregation_weights, hessian, server_lr
+            in_run_values.to(device), gradient_products.to(device), aggregation_weights, server_lr
         )
         self.total, self.seen = self.total.clone(), self.seen.clone()
         self.total[client_ids] += values.to(self.total)
         self.seen[client_ids] += 1
-        self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the sums over rounds ``[num_clients, M + order]``: the classes' columns, ``"rest"`` and, for
-        ``order=2``, ``"curvature"``. NaN for clients that never took part."""
+        """Compute the sums over rounds ``[num_clients, M + 1]``: the classes' columns and ``"rest"``. NaN for clients
+        that never took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:
         names = self.class_names or [str(i) for i in range(self.num_classes or 0)]
-        return [*names, "rest", *(["curvature"] if self.order == 2 else [])]
+        return [*names, "rest"]
 
     def per_client(self, value: Tensor) -> Tensor:
         return value.sum(-1)

@@ -34,7 +34,7 @@ _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "up
 OF_A_NAME = {
     **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
     **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
-    **dict.fromkeys(("utility", "play", "games", "gradient_products", "hessian_products", "slopes"), _GAMES),
+    **dict.fromkeys(("utility", "play", "games", "gradient_products", "slopes"), _GAMES),
     "coalitions": ("validation",),
     "server_data": ("validation",),
     "validation": ("validation",),
@@ -48,7 +48,7 @@ OF_A_NAME = {
 BY_CLIENT = {
     "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
     "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
-    "downloaded_bytes", "gradient_products", "hessian_products",
+    "downloaded_bytes", "gradient_products",
 }  # fmt: skip
 SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M, D", "client_head_weights": ", M, D"}
 

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
-from flsv.functional.confidence import t_quantile
+from flsv.functional.confidence import LEVEL, t_quantile
 from flsv.functional.shapley.one_seed import one_seed_stderr, prediction_stderr
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.performance import Judges, Mode
@@ -27,7 +27,6 @@ from flsv.games.untrained import UNTRAINED
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.designs import Coalitions
 from flsv.metrics.coalitions.value import MeasuredMetric
-from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
 from flsv.utilities.host_copies import to_host
 

@@ -135,14 +135,12 @@ def _measured(run: Run, metric: str) -> Basis:
     runs."""
     run = over_seeds(run)
     about, trained = run.about(metric), run.about(metric)["class"] == "ShadowShapley"
-    nothing = [NAN] * run.num_clients
-    ends = run.ends(metric) if trained or run.seeds > 1 else (nothing, nothing)
     return Basis(
         metric,
         f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric,
         _of(run.runs),
         run.final(metric),
-        *ends,
+        *run.ends(metric),
         by=run.record.get("paid_in", {}).get(metric, {}).get("by", ""),
         to_pay_by=about["to_pay_by"],
         seeds=run.seeds,

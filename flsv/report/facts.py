@@ -16,7 +16,7 @@ from flsv.report.basis import retrained_from as retrained_from
 from flsv.report.certainty import moved
 from flsv.report.html import heat, table
 from flsv.report.reading import Run
-from flsv.results.text import NONE, WORDS, number, numbers, percent, titled, with_intervals
+from flsv.results.text import NONE, WORDS, number, percent, titled, with_intervals
 from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: Largest relative error with which values are said to add up to a difference.
@@ -45,9 +45,7 @@ def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
 
 def caveats_of(run: Run) -> list[str]:
     """Return the caveats on a run's values: first those on its metrics, each once, after the metrics' names."""
-    of = _grouped(
-        (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
-    )
+    of = _grouped((text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.brackets(metric)))
     seeds = WORDS["one_seed"] if run.seeds == 1 else WORDS["some_seeds"].format(run.seeds)
     rounds = [WORDS["of_rounds"].format(run.record["of_rounds"])] if "of_rounds" in run.record else []
     return [*(f"{', '.join(m)}: {text}" for text, m in of.items()), seeds, *rounds]
@@ -62,21 +60,17 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Format the values of some clients as ``{metric: cells}``, with intervals if they are :data:`BRACKETS`."""
+    """Format the values of some clients as ``{metric: cells}``, with intervals if they have any."""
     found = {}
     for metric in run.metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
-        found[metric] = with_intervals(values, low, high) if run.kind(metric) == BRACKETS else numbers(values)
+        found[metric] = with_intervals(values, low, high)
     return found
 
 
 def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
-    """Return one sentence on each kind of interval of the metrics, with the metrics' names if only charts show it."""
-    of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
-    return [
-        kind if kind == BRACKETS else f"Intervals of {', '.join(names)}, in the charts: {kind}."
-        for kind, names in of.items()
-    ]
+    """Return the sentence on intervals if any of the metrics has them."""
+    return [BRACKETS] if any(map(run.brackets, metrics)) else []
 
 
 def adding_up(run: Run) -> list[str]:

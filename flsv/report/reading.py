@@ -13,14 +13,12 @@ import torch
 from pandas import DataFrame
 
 from flsv.core.artifacts import client_folders
-from flsv.functional.confidence import half_width
-from flsv.functional.shapley.one_seed import BRACKETS
-from flsv.metrics.intervals import LEVEL
+from flsv.functional.confidence import LEVEL, half_width
 from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
-from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
-from flsv.results.text import WORDS, joined, known_mean, shares_in
+from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy, with_ends
+from flsv.results.text import joined, known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError
@@ -134,22 +132,14 @@ class Run:
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         """Return the low and the high ends of the intervals of the n clients' last values; NaN for clients without an
-        interval. If the metric has only standard errors, the ends are the value minus and plus 1.96 of them."""
-        low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
-        if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
-            return low, high
-        known = list(zip(self.final(metric), self.final(f"{metric}/stderr")))
-        return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
+        interval, as of metrics that train no coalitions."""
+        if self.about(metric).get("class") != "ShadowShapley":  # version 1 wrote ends for others, which were too narrow
+            return [NAN] * self.num_clients, [NAN] * self.num_clients
+        return with_ends(self.table, metric, self.num_clients)[1:]
 
-    def kind(self, metric: str) -> str:
-        """Return a text that says what a metric's intervals mean; "" if it has none."""
-        if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
-            if self.about(metric)["class"] == "ShadowShapley":
-                return BRACKETS
-            covered = WORDS["covered"].get(self.about(metric)["class"])
-            return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
-        sampled = f"{metric}/stderr" in self.measured
-        return WORDS["sampled_interval"] if sampled else ""
+    def brackets(self, metric: str) -> bool:
+        """Return whether any client's value by a metric has an interval."""
+        return any(end == end for end in self.ends(metric)[0])
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -261,9 +251,6 @@ class RepeatedRun(Run):
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         rows = seed_summary(self.runs, [metric])
         return rows["low"].tolist(), rows["high"].tolist()
-
-    def kind(self, metric: str) -> str:
-        return BRACKETS
 
 
 def over_seeds(run: Run) -> Run:

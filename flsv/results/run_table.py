@@ -127,6 +127,12 @@ def last(table: DataFrame, metric: str, clients: int, column: str = "", what: st
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
+def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
+    """Return each client's last value by a metric, and the ends of its interval, NaN without one."""
+    value, low, high = (last(table, metric, clients, what=what) for what in ("value", "low", "high"))
+    return value, low, high
+
+
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds; old values are repeated but for :data:`OF_A_ROUND`."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")

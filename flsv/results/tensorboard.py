@@ -32,7 +32,6 @@ from torch.utils.tensorboard.summary import hparams
 from torchmetrics import Metric
 
 from flsv.core.artifacts import client_folders
-from flsv.metrics import ContributionMetric
 from flsv.results.curves import MOST_PER_CLASS, Point, class_part, in_one_place, points_of, tag_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.terminal import client_columns
@@ -73,11 +72,6 @@ class TensorBoard(Sink):
         self._by_client = len(client_names) <= MOST_RUNS
         self._labels = client_labels(len(client_names), client_names)
         self._folders = client_folders(self._labels)
-        self._margins = [
-            name
-            for name, metric in metrics.items()
-            if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
-        ]
         self._writers: dict[int, SummaryWriter] = {}
         self._chosen: Mapping[str, str | int | float] = {}
         self._first_round, self._in_table = 0, False
@@ -169,10 +163,6 @@ class TensorBoard(Sink):
         for point in points:
             scalars.setdefault(point.client, {})[self._tag(point.tag)] = point.value
         for client, own in scalars.items():
-            # A margin chart needs the value at the steps of its ends, and the first round has no ends.
-            for name in self._margins:
-                if f"{name}/low" in own:
-                    own[f"{name}/value"] = own[self._tag(name)]
             if client not in self._writers:
                 folder, since = self._folder / self._folders[client], self._first_round or None
                 self._writers[client] = SummaryWriter(folder, purge_step=since, flush_secs=FLUSH)
@@ -208,15 +198,11 @@ class TensorBoard(Sink):
         self._in_table = True
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
-        """Return the layout of the run's charts in Custom Scalars: for all clients, with intervals, and per class."""
+        """Return the layout of the run's charts in Custom Scalars: for all clients, and per class."""
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
         charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
-        if self._by_client and self._margins:
-            charts["all clients, intervals of this run only"] = {
-                name: ["Margin", [f"{name}/{what}" for what in ("value", "low", "high")]] for name in self._margins
-            }
         for name in self._per_class:
             charts |= self._charts_of_classes(name, end)
         return charts

@@ -1,5 +1,5 @@
-"""Terminal, the sink that shows the round, the client in training and the number of evaluated coalitions on Lightning's
-own progress bar, and prints the tables at the end.
+"""Terminal, the sink that shows the round and the client in training on Lightning's own progress bar, and prints the
+tables at the end.
 
 Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again; numbers
 are never cut. Into a pipe or a file tables are printed at full width.
@@ -12,14 +12,13 @@ import os
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import lightning as L
 import pandas
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import CustomTimeColumn, ProcessingSpeedColumn
 from pandas import DataFrame
 from rich.progress import BarColumn
@@ -28,7 +27,7 @@ from rich.table import Column
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import columns_in, last, part
+from flsv.results.run_table import columns_in, last, part, with_ends
 from flsv.results.text import (
     WORDS,
     beside,
@@ -43,7 +42,6 @@ from flsv.results.text import (
     with_intervals,
 )
 from flsv.scores.class_scores import OWN_SCORES
-from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
 
 #: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
@@ -78,7 +76,7 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     logged."""
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        ends = _with_ends(result, name, len(labels))
+        ends = with_ends(result.table, name, len(labels))
         lines += ranking(labels, ends, name)
         if name not in result.trained:
             lines.append(WORDS["fitness"]["metric"])
@@ -100,20 +98,13 @@ def _filled(line: str) -> str:
     return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
-def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return a metric's values and the ends of their intervals, NaN if it trains no coalitions: they are too narrow."""
-    values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
-    nothing = [math.nan] * clients
-    return (values, low, high) if metric in result.trained else (values, nothing, nothing)
-
-
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
     """Return each client's samples, values and shares as ``{column: cells}``."""
     names = [*metrics]
     counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
     for name in names:
-        ends = _with_ends(result, name, clients)
+        ends = with_ends(result.table, name, clients)
         columns[name] = with_intervals(*ends)
         if name in result.to_pay_by[:1]:
             columns["share"] = paid(ends[0])
@@ -198,14 +189,10 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-#: Seconds after which the number of finished items is shown.
-PATIENCE = 0.5
 #: Characters that Rich's bar needs beside the logged values; and the terminal's width below which it shows no times.
 _BESIDE, NARROW = 60, 100
 #: Methods of a progress bar that are replaced during a fit.
 _REPLACED = ("get_metrics", "_get_train_description", "_init_progress")
-#: Least number of seconds between two updates of this number.
-PAUSE = 0.1
 
 
 class Terminal(Sink):
@@ -215,19 +202,16 @@ class Terminal(Sink):
         self.text: Callable[[], dict[str, str]] = dict
         self._trainer, self._bar = trainer, trainer.progress_bar_callback
         self._client_names, self._table, self._files = client_names, table, files
-        self._counts: dict[str, str] = {}
         self._has_round = False
-        self._since = self._drawn = 0.0
         if self._bar is None:
             return
-        progress.attach(self)
         get_metrics = self._bar.get_metrics
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
             text = {k: v for k, v in self.text().items() if k != "round" or not self._has_round}
             # What the module logs comes first: if there is too little room, the end is cut.
-            return {**shown, **self._counts, **(text if trainer.training else {})}
+            return {**shown, **(text if trainer.training else {})}
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
         self._has_round = self._count_rounds()
@@ -261,22 +245,6 @@ class Terminal(Sink):
         rounds = self._trainer.max_epochs
         return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """Show the number of finished items, as a listener of :mod:`flsv.utilities.progress`."""
-        now = time.monotonic()
-        if not done:
-            self._since = now
-        if now - self._since >= PATIENCE and now - self._drawn >= PAUSE:
-            self._drawn = now
-            self._counts = {what: f"{done}/{total}"}
-            self._draw()
-
-    def hide(self) -> None:
-        """Remove the number of finished items: the work is done or was given up."""
-        if self._counts:
-            self._counts = {}
-            self._draw()
-
     def show_table(self, result: RunResult) -> None:
         """Print the clients' table now, if it is wanted."""
         if self._table:
@@ -302,7 +270,6 @@ class Terminal(Sink):
 
     def close(self, failed: bool = False) -> None:
         """Restore the bar's own methods; after a failed fit no table is printed."""
-        progress.detach(self)
         for name in _REPLACED if self._bar is not None else ():
             self._bar.__dict__.pop(name, None)
         if failed:
@@ -311,11 +278,3 @@ class Terminal(Sink):
     def _put_teardown_back(self) -> None:
         if self._bar is not None:
             self._bar.__dict__.pop("teardown", None)
-
-    def _draw(self) -> None:
-        bar, module = self._bar, self._trainer.lightning_module
-        if isinstance(bar, TQDMProgressBar) and bar._train_progress_bar is not None:
-            bar.train_progress_bar.set_postfix(bar.get_metrics(self._trainer, module))
-        elif isinstance(bar, RichProgressBar) and bar.progress is not None:
-            bar._update_metrics(self._trainer, module)
-            bar.refresh()

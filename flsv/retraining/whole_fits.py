@@ -85,17 +85,13 @@ class WholeFits:
         proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
         left: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
         way: CoalitionFits | None = self._beginning.fits
+        unproved: FitsFailed | None = None
         while left and way is not None:
-            unproved = None
             try:
-                for order, found in once_proved(self._trained(way, [*left], proof), proof):
-                    if isinstance(found, ChildFailed) and found.killed:
-                        left[order] = found
-                    elif order is not proof:
-                        del left[order]
-                        yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
+                yield from self._tried(way, left, proof)
+                unproved = None
             except FitsFailed as error:
-                unproved = error
+                unproved = unproved or error  # the forks' own says more
             if left:  # what forks cannot do, fresh processes may
                 failed = [*left.values(), *(unproved.failed.values() if unproved else ())]
                 why = next(each for each in failed if each is not None)
@@ -103,6 +99,17 @@ class WholeFits:
                 if way is None and unproved:
                     raise unproved
         yield from ((order.members, found or why) for order, found in left.items())
+
+    def _tried(
+        self, way: CoalitionFits, left: dict[FitOrder, ChildFailed | None], proof: FitOrder | None
+    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+        """Yield what is trained. What was killed stays ``left``."""
+        for order, found in once_proved(self._trained(way, [*left], proof), proof):
+            if isinstance(found, ChildFailed) and found.killed:
+                left[order] = found
+            elif order is not proof:
+                del left[order]
+                yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
 
     def _trained(
         self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None

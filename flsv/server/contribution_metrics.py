@@ -16,7 +16,6 @@ from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import tag_of
 from flsv.scores.class_scores import OWN_SCORES
-from flsv.utilities import progress
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
 
@@ -24,7 +23,7 @@ RESERVED = (
     *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),
     *("data", "how to read"),
 )
-GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products", "validation"}
+GAME_ARGUMENTS = {"utility", "gradient_products", "validation"}
 #: Fields of a round that exist before any client has uploaded its update, or do not depend on the uploads.
 APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
@@ -159,10 +158,7 @@ class ContributionMetrics:
             if stage != stage_of(fields.values()):
                 continue
             arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}
-            try:
-                metric.update(**arguments)
-            finally:
-                progress.finish()
+            metric.update(**arguments)
             value = metric.compute()
             if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

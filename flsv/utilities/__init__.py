@@ -1,1 +1,1 @@
-"""Helpers that know nothing of federations: errors, checks of arguments, files, progress, plots, seeds."""
+"""Helpers that know nothing of federations: errors, checks of arguments, files, plots, seeds."""

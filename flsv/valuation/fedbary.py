@@ -24,7 +24,6 @@ from flsv.core import Client, LocalData, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.potentials import Part
-from flsv.utilities import progress
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -213,12 +212,10 @@ class FedBary(ValidatedArguments):
             points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
             self._check_features(there, points)
             target = self._barycenter(there, key, seed, support) if points is None else points[0]
-            progress.start("clients", len(there))
             run = partial(self._value_client, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, map_clients(list(there), run, pool.map)))
         finally:
-            progress.finish()
             map_clients(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(client, missing) for client in clients))
@@ -276,7 +273,6 @@ class FedBary(ValidatedArguments):
         if judge:
             assert server.eta is not None
             verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
-        progress.advance()
         return server.distance, verdict
 
     def __repr__(self) -> str:

@@ -50,7 +50,10 @@ def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("start", "number"), [*((s, signal.SIGTERM) for s in STARTS), ("two ranks", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("start", "number"),
+    [("one process", signal.SIGINT), ("two ranks", signal.SIGTERM), ("torchrun", signal.SIGTERM)],
+)
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, number: int, tmp_path: Path) -> None:
     launcher, more = STARTS[start]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET, *more]

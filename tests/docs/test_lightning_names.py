@@ -16,8 +16,8 @@ NAMES = {
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_get_train_description",
     "_init_optimizers_and_lr_schedulers", "_init_progress",
     "_logger_connector", "_metric_attributes", "_mode", "_on_before_batch_transfer", "_restore_modules_and_callbacks",
-    "_results", "_run_subcommand", "_store_dataloader_outputs", "_swap_models", "_train_progress_bar",
-    "_unwrap_objects", "_update_metrics",
+    "_results", "_run_subcommand", "_store_dataloader_outputs", "_swap_models",
+    "_unwrap_objects",
 }  # fmt: skip
 #: Of flsv's own objects or of torch's, which Lightning has, too.
 OTHERS = {"_computed", "_load", "_modules", "_start", "_trainer", "_module", "_run", "_timeout", "_version"}

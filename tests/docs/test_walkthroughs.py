@@ -150,7 +150,7 @@ def test_own_metric_guide_creates_tests_and_benchmarks_a_new_metric(monkeypatch:
     )
     assert passed.returncode == 0, passed.stdout[-2000:]
 
-    bench = re.search(r"^flsv (bench .*) my_package\.MeanNorm$", page.read_text(), flags=re.MULTILINE)
+    bench = re.search(r"^flsv (bench .*) my_package\.UpdateNorm$", page.read_text(), flags=re.MULTILINE)
     assert bench is not None
     monkeypatch.syspath_prepend(str(Path("update_length").absolute()))
     Path("wards.yaml").write_text(WARDS)

@@ -83,24 +83,6 @@ def test_game_gradient_is_computed_at_the_given_model() -> None:
         torch.testing.assert_close(games.gradient(vector).float(), weight.grad.flatten())
 
 
-def test_gradient_products_are_computed_once_per_round() -> None:
-    """Hessian products take a pass of the validation set for every client, and a metric asks for them twice."""
-    (games, evaluator, space), asked, draw = linear_games(), [], torch.Generator().manual_seed(0)
-    whole = evaluator.gradient_products
-    evaluator.gradient_products = lambda *rest: asked.append(rest) or whole(*rest)  # type: ignore[func-returns-value, method-assign]
-    for index in range(2):
-        round = linear_round(index, space, torch.randn(2, 4, generator=draw))
-        games.begin(round)
-        for order in (1, 2, 1, 2):
-            found, expected = games.gradient_products(order), whole(round.global_vector, round.matrix)
-            torch.testing.assert_close(found.gradient, expected.gradient)
-            assert (found.hessian is None) == (order == 1)
-            if found.hessian is not None:
-                torch.testing.assert_close(found.hessian, expected.hessian)
-        assert games.slopes() is games.slopes()
-    assert len(asked) == 2
-
-
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
     net, data = module(), batches()
@@ -256,7 +238,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
 
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
     CoalitionUtility(round, evaluator)(MASKS)
-    evaluator.gradient_products(round.global_vector, round.matrix)
+    evaluator.gradient(round.global_vector)
 
     after = net.state_dict(keep_vars=True)
     assert {name: (id(t), t.data_ptr(), t.tolist()) for name, t in after.items()} == tensors

@@ -182,8 +182,8 @@ def sgd_with(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def in_run_loop(every: int = 1, order: Any = 1, **kwargs: Any) -> FederatedLoop:
-    metrics = {"in_run": InRunShapley(order=order), **kwargs.pop("metrics", {})}
+def in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
+    metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
     options = {"aggregator": KeepsRounds(), "seed": SEED, "reporting": Reporting(table=False), **kwargs}
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 

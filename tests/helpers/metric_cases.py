@@ -95,36 +95,10 @@ def bad_clients_are_refused(case: MetricCase) -> None:
             ensure(not no_error or unused, f"no error of one row of {name}")
 
 
-def intervals_are_of_the_rounds(case: MetricCase) -> None:
-    """Where over_rounds says how rounds come together, update notes each round's values, and they come to the metric's
-    own."""
-    how = case.part.over_rounds
-    if how is None:
-        return
-    metric, note, noted = case.new(), type(case.part).note_round, dict[int, list[float]]()
-    plain = True
-
-    def noting(client_ids: Tensor, values: Tensor, factor: Any = 1.0, keep: Any = 1.0) -> None:
-        nonlocal plain
-        plain &= isinstance(factor, float) and factor == keep == 1.0
-        for client, value in zip(client_ids.tolist(), values.tolist()):
-            noted.setdefault(client, []).append(value)
-        note(metric, client_ids, values, factor, keep)
-
-    metric.note_round = noting
-    case.fed(metric=metric)
-    overall = metric.per_client(metric.compute()).tolist()
-    silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
-    ensure(not silent, f"no values of {silent}")
-    for client, values in noted.items() if plain and how in ("sum", "mean") else ():
-        total = sum(values) / (len(values) if how == "mean" else 1)
-        ensure(equal(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
-
-
 OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 
 
-OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, remote_is_equal)
+OF_CONTRIBUTIONS = (remote_is_equal,)
 
 
 def of(metric: Any, **options: Any) -> list[PartCheck]:

@@ -169,7 +169,7 @@ def own_models_of_the_worst_served() -> Case:
 
 
 def in_run() -> Case:
-    metrics = {"in_run": InRunShapley(order=2), "cost": CommunicationCost()}
+    metrics = {"in_run": InRunShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
     return loop, Plain(network(batch_norm=False)), five(server_val=0.2), {}
 

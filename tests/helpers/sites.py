@@ -272,7 +272,7 @@ def free_ports(count: int) -> list[int]:
     server is started again, would be taken by one of those who try to reach it."""
     with ExitStack() as stack:
         found: list[int] = []
-        for port in random.sample(range(10_000, 30_000), 1000):
+        for port in random.SystemRandom().sample(range(10_000, 30_000), 1000):  # others may have the same seed
             each = stack.enter_context(socket.socket())
             with suppress(OSError):
                 each.bind(("127.0.0.1", port))

@@ -35,7 +35,7 @@ N = 5
 
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
-VALUES = {"shapley": "shapley", "banzhaf": "banzhaf", "beta": "beta 16.0, 1.0", "leave_one_out": "leave one out"}
+VALUES = {"shapley": "shapley", "banzhaf": "banzhaf", "leave_one_out": "leave one out"}
 
 
 def game(index: int) -> Tensor:
@@ -87,7 +87,7 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value: s
 
 @pytest.mark.parametrize("value", VALUES)
 def test_every_semivalue_from_random_orders_is_near_the_one_by_enumeration(value: Any) -> None:
-    arguments = {"num_permutations": 4000, **({"alpha": 16.0} if value == "beta" else {})}
+    arguments = {"num_permutations": 4000}
     metric = CoalitionValue(N, value=value, estimator="permutation", estimator_args=arguments, fold="sum")
     found, error = played(metric).compute(), metric.diagnostics()["stderr"]
     for client in range(N - 1):
@@ -118,7 +118,6 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
     ("arguments", "message"),
     [
         ({"value": "banzhaf", "estimator": "gtg"}, r"estimator='gtg'.*exact.*which give the value 'banzhaf'"),
-        ({"value": "beta", "estimator_args": {"alpha": -1.0}}, "alpha"),
         ({"value": "banzhaf", "estimator_args": {"alpha": 1.0}}, r"does not take \['alpha'\]"),
         ({"fold": Decay(), "per_class": True}, r"normalize=False"),
         ({"performance": "negative_loss", "per_class": True}, r"performance='negative_loss'.*per class"),
@@ -212,7 +211,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     torch.testing.assert_close(surrogate.diagnostics()["stderr"], stderr / (values.max() - least))
 
 
-@pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
+@pytest.mark.parametrize("value", ["shapley", "banzhaf"])
 def test_estimator_auto_keeps_to_the_budget_for_few_players(value: Any) -> None:
     metric = CoalitionValue(8, value=value, estimator_args={"budget": 60})
     metric.update(torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0))

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, InRunShapley
@@ -79,25 +78,6 @@ def test_in_run_values_leave_training_unchanged_to_the_bit(tmp_path: Path) -> No
     assert not any(layer._forward_hooks for layer in two.modules())
 
 
-def test_second_order_in_run_values_are_nearer_to_the_true_gain_than_first_order(tmp_path: Path) -> None:
-    loop = in_run_loop(order=2)
-    values, _, rounds = in_run_fit(loop, tmp_path, Plain(without_batch_norm(), sgd_with(lr=0.02)), rounds=1)
-    (round,) = rounds
-    assert values.shape == (3, CLASSES + 2)
-    assert loop.metrics["in_run"].columns()[-2:] == ["rest", "curvature"]  # type: ignore[operator]
-
-    def loss(model: Tensor) -> float:
-        module = without_batch_norm()
-        ParameterSpace(module).write(module, model)
-        x, y = (torch.cat(part) for part in zip(*loop._fit.data.val_dataloader()))
-        return F.cross_entropy(module(x), y).item()
-
-    assert round.server_vector is not None
-    true = loss(round.global_vector) - loss(round.server_vector)
-    first, second = float(values[:, :-1].sum()), float(values.sum())
-    assert abs(second - true) < 0.2 * abs(first - true)
-
-
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     class Liar(InRunValues):
         def report(self, local: Any) -> Any:
@@ -123,7 +103,7 @@ def test_clients_write_their_samples_values_into_own_files(tmp_path: Path) -> No
 def test_in_run_shapley_resumes_to_the_bit(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
         loop = in_run_loop(2, sampler=UniformSampler(2))
-        return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley(order=2)})
+        return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley()})
 
     whole = assert_resumes(make, tmp_path, lambda: Plain(without_batch_norm()), in_run_data)
     assert whole.contributions["in_run"].isfinite().any()
@@ -193,17 +173,3 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
         fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)
-
-
-def test_in_run_intervals_are_of_a_clients_summed_value() -> None:
-    """Three rounds, two steps, all columns of a client together: Student's t of their sum."""
-    metric, draw = InRunShapley(2, 2, order=2), torch.Generator().manual_seed(0)
-    rounds = []
-    for _ in range(3):
-        slopes, hessian = -torch.rand(2, generator=draw), torch.rand(2, 2, generator=draw)
-        metric.update(torch.arange(2), torch.rand(2, 2, generator=draw), slopes, torch.ones(2) / 2, hessian + hessian.T)
-        rounds.append(metric.per_client(metric.compute()).double() - sum(rounds))
-    low, high = metric.intervals()
-    half = 3.484147 * (torch.stack(rounds).diff(dim=0).square().mean(0) / 2).sqrt() * 3**0.5
-    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close((high + low) / 2, metric.per_client(metric.compute()))

@@ -65,7 +65,7 @@ def all_metrics() -> dict[str, ContributionMetric]:
         "ssv": SurrogateFederatedShapley(),
         "decayed": DecayedShapley(),
         "once": OneRoundShapley(ROUNDS),
-        "gradient": GradientShapley(order=2),
+        "gradient": GradientShapley(),
         "agreement": GradientAgreement(),
         "logged": LeaveOneOut(performance="val_loss", mode="min"),
         "f1": LeaveOneOut(performance=MulticlassF1Score(CLASSES)),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flsv.report import drawing, open_run, write_report
+from flsv.report import drawing, write_report
 from flsv.results.text import NONE, number
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
@@ -27,21 +27,8 @@ def test_report_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> 
         assert NAMES[client] in page
         assert number(made_value(client, 0, 4)) in page or f"{made_value(client, 0, 4):.3f}" in page
         assert f"{client:02d}" * 8 in page  # its hash
-    parts = ("Class by class", "Over the rounds", "class 2", "4402", "0.875", "1.96 standard errors", "77123", "cosine")
+    parts = ("Class by class", "Over the rounds", "class 2", "4402", "0.875", "77123", "cosine")
     assert not [part for part in (*parts, "more is better") if part not in page]
-
-
-def test_report_intervals_are_the_metrics_own_or_from_standard_errors(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, stderr=False)
-    assert all(end != end for ends in open_run(folder).ends("cssv") for end in ends)
-    with (folder / "contributions.csv").open("a") as file:
-        for client in range(4):
-            file.write(f"4,cssv/stderr,{client},,0.5,{NAMES[client]},,,\n")
-    assert open_run(folder).ends("cssv")[0][2] == pytest.approx(made_value(2, 0, 4) - 0.98)
-    lines = (folder / "contributions.csv").read_text().splitlines()
-    rows = [line[:-1] + "-1,2.5" if line.split(",")[1:4:2] == ["cssv", ""] else line for line in lines]
-    (folder / "contributions.csv").write_text("\n".join(rows) + "\n")
-    assert open_run(folder).ends("cssv") == ([-1] * 4, [2.5] * 4)
 
 
 def test_whiskers_reach_from_a_value_to_the_ends_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:

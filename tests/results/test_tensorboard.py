@@ -95,11 +95,10 @@ def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) 
     tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "weight", "train_loss", "update_norm"}
     tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
-    ends = {f"{name}/{end}" for name in ("cssv", "sv") for end in ("value", "low", "high")}
     groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
     assert min(groups) == "Contributions"  # which TensorBoard shows first
     for i, place in enumerate(RUNS):
-        assert {tag for tag in found[place] if not tag.endswith("/stderr")} == tags | ends
+        assert {tag for tag in found[place] if not tag.endswith("/stderr")} == tags
         assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
         assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(
@@ -126,16 +125,7 @@ def test_custom_scalars_layout_matches_existing_curves(fitted: tuple[FederatedLo
     assert {title: shown(chart) for title, chart in charts.items()} == {
         **dict.fromkeys(everybody, sorted(RUNS)),
         ("cssv by class", "all classes: choose a client on the left"): sorted(3 * RUNS),
-        **{("all clients, intervals of this run only", name): [] for name in ("cssv", "sv")},  # no lines: margins
     }
-    margins = [chart.margin.series[0] for chart in charts.values() if not chart.multiline.tag]
-    assert len(margins) == 2
-    for place in RUNS:
-        for series in margins:
-            value, low, high = (found[place][tag] for tag in (series.value, series.lower, series.upper))
-            # There is none after the first round; else TensorBoard shows an error in place of the chart.
-            assert [step for step, _ in value] == [step for step, _ in low] == [step for step, _ in high] == [1, 2, 3]
-            assert value == found[place][f"Contributions/{series.value.removesuffix('/value')}"][1:]
 
 
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) -> None:
@@ -157,8 +147,7 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
     fit(loop, tmp_path, rounds=2, logger=logger(tmp_path))
     tags = {tag for client in range(3) for tag in scalars(tmp_path / "run")[f"client {client}"]}
-    ends = {"cssv/value", "cssv/low", "cssv/high"}
-    assert tags == {"Contributions/cssv", *ends, "weight", "train_loss", "update_norm"}
+    assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
 
 
 def test_hparams_table_has_settings_and_final_scores(fitted: tuple[FederatedLoop, Path]) -> None:
@@ -180,7 +169,7 @@ def test_hparams_table_has_settings_and_final_scores(fitted: tuple[FederatedLoop
     found = scalars(folder.parent)
     for info in experiment.metric_infos:  # where TensorBoard looks for each
         place, tag = run_tag_from_session_and_metric("run", info.name)
-        assert found[place][tag][-1][0] == 3
+        assert found[place][tag][-1][0] in (2, 3)  # a value that stays the same has no further point
     seen = found["run"]
     assert "hp_metric" not in seen
     accuracy = loop.client_accuracy

@@ -1,5 +1,5 @@
-"""What a terminal shows: counts on the trainer's bar, whichever it is; and the last table, as wide as the terminal,
-never with a number cut, after the bar."""
+"""What a terminal shows: round and client on the trainer's bar, whichever it is; and the last table after the bar, as
+wide as the terminal, never with a number cut."""
 
 import io
 import re
@@ -17,77 +17,14 @@ from rich.console import Console
 from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.functional.shapley.one_seed import BRACKETS
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, ShadowShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results import terminal
 from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import print_contributions, print_table, shown_clients
-from flsv.utilities import progress
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
-
-
-class Told:
-    def __init__(self) -> None:
-        self.counts: list[tuple[str, int, int]] = []
-        self.hidden = 0
-
-    def show(self, what: str, done: int, total: int) -> None:
-        self.counts.append((what, done, total))
-
-    def hide(self) -> None:
-        self.hidden += 1
-
-
-@pytest.fixture
-def told() -> Any:
-    listener = Told()
-    progress.attach(listener)
-    yield listener
-    progress.detach(listener)
-
-
-def run(metric: Any, folder: Path, clients: int, **options: Any) -> None:
-    data = toy_data((1,) * clients, server_val=0.3, batch_size=4, client_test=0)
-    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
-    fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=1, **options)
-
-
-def test_progress_counts_every_evaluated_coalition_once(tmp_path: Path, told: Told) -> None:
-    run(CumulativeShapley(), tmp_path, 4)
-    assert told.counts == [("coalitions", done, 16) for done in range(17)]
-    assert told.hidden == 1
-
-
-def test_progress_line_is_removed_after_an_error(tmp_path: Path, told: Told) -> None:
-    class Wrong(PartialFederatedShapley):
-        def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
-            progress.add_total("coalitions", 5)
-            raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), pytest.warns(UserWarning, match="discarded"):
-        run(Wrong(), tmp_path, 3)
-    assert told.hidden == 1
-
-
-@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_progress_bar_shows_the_count_of_coalitions_and_is_restored(
-    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
-    monkeypatch.setattr(terminal, "PAUSE", 0.0)
-    drawn: list[str | None] = []
-    before = terminal.Terminal._draw
-
-    def draw(self: terminal.Terminal) -> None:
-        before(self)
-        drawn.append(self._bar.get_metrics(self._trainer, self._trainer.lightning_module).get("coalitions"))  # type: ignore[union-attr]
-
-    monkeypatch.setattr(terminal.Terminal, "_draw", draw)
-    run(CumulativeShapley(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
-    assert drawn == [*(f"{done}/8" for done in range(9)), None]
-    assert not progress._listeners
 
 
 class Shows(Plain):

@@ -8,7 +8,7 @@ and returns a :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To ch
 - otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.
 - ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased.
   ``surrogate`` with ``unbiased=True`` is unbiased, too.
-- ``leave_one_out``, ``banzhaf`` and ``beta`` are other values, not estimates of the Shapley value.
+- ``leave_one_out`` and ``banzhaf`` are other values, not estimates of the Shapley value.
 
 Example:
     >>> import torch

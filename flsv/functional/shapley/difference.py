@@ -66,7 +66,7 @@ def difference_shapley(
         return exact_shapley(utility, num_players)
     strata = _Strata(run, generator)
     strata.fill(per_size)
-    return run.estimate(strata.values(), strata.stderr(), strata.freedom())
+    return run.estimate(strata.values(), strata.stderr())
 
 
 class _Strata:
@@ -136,12 +136,3 @@ class _Strata:
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
-
-    def freedom(self) -> Tensor:
-        """Compute Satterthwaite's degrees of freedom ``[n, M]`` of the standard errors."""
-        inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
-        if not inner:
-            return torch.full_like(self.values(), torch.inf)
-        total = torch.stack([variance for variance, _ in inner]).sum(0).square()
-        parts = torch.stack([variance.square() / count for variance, count in inner]).sum(0)
-        return torch.where(parts > 0, total / parts, torch.inf)

@@ -9,16 +9,14 @@ Arithmetic is float64 on the CPU. Results have the utility's dtype if that is fl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -40,25 +38,11 @@ class ShapleyEstimate:
             values was evaluated. NaN with fewer than two samples, which show no spread. It does not include the bias of
             truncation or of a fitted surrogate.
         evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
-        freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
-            ``stderr``, or one number for all, inf (normal intervals) if the estimator does not compute them.
-
-    Example:
-        Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal interval.
-
-        >>> import torch
-        >>> from flsv.functional import permutation_shapley
-        >>> from flsv.functional.confidence import t_quantile
-        >>> airport = lambda masks: -(masks * torch.arange(6.0)).amax(dim=1)
-        >>> found = permutation_shapley(airport, 6, num_permutations=6, generator=torch.Generator().manual_seed(0))
-        >>> found.freedom, t_quantile(0.9, found.freedom) / t_quantile(0.9)
-        (2, tensor(1.7752, dtype=torch.float64))
     """
 
     values: Tensor
     stderr: Tensor
     evaluations: int
-    freedom: Tensor | float = field(default=math.inf, kw_only=True)
 
 
 def check_num_players(num_players: int) -> None:
@@ -148,14 +132,13 @@ class MemoizedGame:
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 
-    def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
+    def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
         """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
 
         def shaped(x: Tensor) -> Tensor:
             return (x if self._vector else x[:, 0]).to(self._dtype)
 
-        told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
-        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
+        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
         """Evaluate the coalitions without a stored utility in one call."""
@@ -198,7 +181,6 @@ class Sampling(MemoizedGame):
             raise ConfigurationError(
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
             )
-        progress.start("coalitions", min(budget, everything))
         self.budget = budget
 
     @property

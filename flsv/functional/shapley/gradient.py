@@ -1,4 +1,4 @@
-"""Exact Shapley values of the Taylor expansion of the validation loss, for clients and for single samples."""
+"""Exact Shapley values of the first-order expansion of the validation loss, for clients and for single samples."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from flsv.utilities.declared import checked
 @checked
 def gradient_shapley(
     gradient_products: Tensor,
-    hessian_products: Tensor | None = None,
     *,
     weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Compute exact Shapley values of a Taylor expansion of the validation loss.
+    """Compute exact Shapley values of the validation loss's first-order expansion.
 
     The game is U(S) = -L(x + eta sum_{i in S} w_i(S) d_i), with L the validation loss, x the round's global model, d_i
-    the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i,
-    H_ij = d_i^T H d_j, and g and H the gradient and the Hessian of L at x, its expansion is
+    the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i and g the
+    gradient of L at x, its expansion is
 
-        v(S) = U(S) - U(empty) = -[ eta sum_{i in S} w_i(S) a_i + eta^2/2 sum_{i, j in S} w_i(S) w_j(S) H_ij ].
+        v(S) = U(S) - U(empty) = -eta sum_{i in S} w_i(S) a_i.
 
     Args:
         gradient_products: ``[k]``, the products a_i.
-        hessian_products: ``[k, k]``, the products H_ij. None: first-order expansion.
         weighting: ``"uniform"``: w_i(S) = 1/|S|, or a tensor ``[k]`` of fixed weights, the same in every coalition.
             For weights by samples, renormalized in a coalition, there is no closed form.
         server_lr: eta, the factor by which the server multiplies the aggregated update.
@@ -48,64 +46,30 @@ def gradient_shapley(
         tensor([ 0.5000, -0.0000, -0.1250])
         >>> gradient_shapley(slopes)
         tensor([ 0.6806, -0.0694, -0.4444])
-        >>> gradient_shapley(slopes, torch.eye(3))
-        tensor([ 0.6250, -0.1250, -0.5000])
     """
     clients = len(gradient_products)
     if gradient_products.shape != (clients,) or not clients:
         raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")
-    if hessian_products is not None and hessian_products.shape != (clients, clients):
-        raise ValueError(f"expected hessian_products [{clients}, {clients}], got {list(hessian_products.shape)}.")
     dtype = gradient_products.dtype
     slopes = server_lr * gradient_products.double()
-    bends = None if hessian_products is None else server_lr**2 / 2 * hessian_products.double()
     if isinstance(weighting, Tensor):
-        return -_fixed(slopes, bends, weighting.to(slopes)).to(dtype)
-    return -_uniform(slopes, bends).to(dtype)
-
-
-def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
-    """Compute minus the Shapley values ``[k]`` for fixed weights w_i."""
-    if weights.shape != slopes.shape:
-        raise ValueError(f"expected fixed weights [{len(slopes)}], got {list(weights.shape)}.")
-    values = weights * slopes
-    if bends is not None:
-        values = values + weights * ((bends + bends.T) / 2 @ weights)
-    return values
-
-
-def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
-    """Compute minus the Shapley values ``[k]`` for uniform weights 1/|S|."""
-    n = len(slopes)
-    sizes = torch.arange(1, n + 1, dtype=torch.float64)
-    h, q = float((1 / sizes).sum()), float((1 / sizes**2).sum())
-    values = _own_and_others(slopes, h / n, 1 / n)
-    if bends is None or n == 1:
-        return values if bends is None else values + bends[0]
-    diagonal = bends.diagonal()
-    # For each client i, the sums over ordered pairs j != l that contain i, and over all other pairs.
-    with_me = bends.sum(0) + bends.sum(1) - 2 * diagonal
-    without_me = bends.sum() - diagonal.sum() - with_me
-    pair = (h - q) / (n * (n - 1))
-    other = (1 / n**2 - 2 * pair) / (n - 2) if n > 2 else 0.0
-    return values + _own_and_others(diagonal, q / n, 1 / n**2) + pair * with_me + other * without_me
-
-
-def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
-    """Divide each client's term among all clients, and sum up what each gets."""
-    n = len(terms)
-    if n == 1:
-        return own * terms
-    return own * terms + (total - own) / (n - 1) * (terms.sum() - terms)
+        if weighting.shape != slopes.shape:
+            raise ValueError(f"expected fixed weights [{clients}], got {list(weighting.shape)}.")
+        return -(weighting.to(slopes) * slopes).to(dtype)
+    # With weights 1/|S| a client's term is divided among all clients: it gets `own` of it, all together 1/k.
+    own, total = float((1 / torch.arange(1, clients + 1, dtype=torch.float64)).sum()) / clients, 1 / clients
+    if clients == 1:
+        return -(own * slopes).to(dtype)
+    return -(own * slopes + (total - own) / (clients - 1) * (slopes.sum() - slopes)).to(dtype)
 
 
 @checked
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
     """Compute the factor f_t with which each step's gradient enters the final model.
 
-    In-run values are Shapley values of the samples z of a step, phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j
-    grad l_j, with g and H the gradient and Hessian of the validation loss and l_z sample z's part of the training loss
-    (Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025).
+    In-run values are Shapley values of the samples z of a step, phi_z = lr g . grad l_z, with g the gradient of the
+    validation loss and l_z sample z's part of the training loss (Wang, Mittal, Song and Jia, "Data Shapley in One
+    Training Run", ICLR 2025, first order).
 
     With the momentum buffer b_s = momentum b_{s-1} + grad_s and the steps w_{s+1} = w_s - lr_s b_s of the weights w,
     grad_t changes the final weights by -f_t grad_t, where f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no
@@ -134,7 +98,6 @@ def client_in_run_values(
     class_values: Tensor,
     gradient_products: Tensor,
     aggregation_weights: Tensor,
-    hessian_products: Tensor | None = None,
     server_lr: float = 1.0,
 ) -> Tensor:
     """Split each client's value in a round by the classes of its samples.
@@ -148,12 +111,10 @@ def client_in_run_values(
             samples of this class, in a round in which the client's update would be the only one, with weight 1.
         gradient_products: ``[k]``, the scalar products of the validation loss's gradient with the clients' updates d_i.
         aggregation_weights: ``[k]``, the updates' weights in the aggregate.
-        hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian. None: values of first order.
         server_lr: the factor by which the server multiplies the aggregated update.
 
     Returns:
-        float64 ``[k, M + 1]``: the M parts by class, and the rest. With ``hessian_products`` float64 ``[k, M + 2]``,
-        with the second-order part of the value as the last column. A row sums to the client's value.
+        float64 ``[k, M + 1]``: the M parts by class, and the rest. A row sums to the client's value.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -170,8 +131,4 @@ def client_in_run_values(
     products, parts = gradient_products.to(weights), class_values.to(weights)
     value = gradient_shapley(products, weighting=weights, server_lr=server_lr)
     parts = server_lr * weights[:, None] * parts
-    columns = [parts, (value - parts.sum(1))[:, None]]
-    if hessian_products is not None:
-        second = gradient_shapley(products, hessian_products.to(weights), weighting=weights, server_lr=server_lr)
-        columns.append((second - value)[:, None])
-    return torch.cat(columns, dim=1)
+    return torch.cat([parts, (value - parts.sum(1))[:, None]], dim=1)

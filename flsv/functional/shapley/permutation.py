@@ -150,7 +150,7 @@ def permutation_shapley(
     stderr = moments.stderr
     if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
-    return run.estimate(moments.mean, stderr, max(pairs - 1, 1))
+    return run.estimate(moments.mean, stderr)
 
 
 def _walk(

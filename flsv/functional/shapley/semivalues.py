@@ -6,8 +6,8 @@ q_0, ..., q_{n-1} that sum to 1, the value of player i is
 
     phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among the coalitions of size s without i.
 
-The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta.
-For leave-one-out it is 1 at s = n - 1 and otherwise 0.
+The weight q_s is 1/n for Shapley and binom(n - 1, s) / 2^(n - 1) for Banzhaf. For leave-one-out it is 1 at s = n - 1
+and otherwise 0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_pla
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
-from flsv.utilities.declared import Positive, check_argument, checked
+from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -73,83 +72,8 @@ def banzhaf(
     return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
 
 
-def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
-    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins.
-
-        q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
-
-    with p_s the weight of each single coalition of size s.
-
-    Example:
-        >>> beta_weights(4, 1, 1)
-        [0.25, 0.25, 0.25, 0.25]
-        >>> [round(weight, 3) for weight in beta_weights(4, 16, 1)]
-        [0.842, 0.14, 0.017, 0.001]
-    """
-
-    def log_beta(a: float, b: float) -> float:
-        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-    n = num_players
-    # binom(n - 1, s) = 1 / (n B(s + 1, n - s))
-    logs = [log_beta(s + beta, n - 1 - s + alpha) - log_beta(s + 1, n - s) for s in range(n)]
-    weights = [math.exp(log - max(logs)) for log in logs]
-    return [weight / sum(weights) for weight in weights]
-
-
-@checked
-def beta_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    alpha: Positive = 16.0,
-    beta: Positive = 1.0,
-    budget: int | None = None,
-    generator: Generator | None = None,
-) -> ShapleyEstimate:
-    """Compute the Beta(alpha, beta)-Shapley value by stratified sampling.
-
-    It is the semivalue with the weights of :func:`beta_weights` (Kwon and Zou, "Beta Shapley", AISTATS 2022).
-    Beta(1, 1) is the Shapley value. alpha > beta gives more weight to small coalitions, where a contribution is large
-    compared with the noise of the utility. beta > alpha gives more weight to large ones. Only alpha = beta = 1
-    satisfies efficiency.
-
-    **Duplicates.** The more weight small coalitions have, the more a player gains that appears twice with the same
-    data. In a game of four owners, where U is 1 - 2^-k for k distinct owners, each has a share of 0.25. The two copies
-    of one together have 0.39 under Beta(16, 1), 0.33 under Shapley, 0.29 under Banzhaf and 0.17 under Beta(1, 4). If
-    paid clients might appear twice, use the Banzhaf value, or beta above alpha.
-
-    Departure: the paper samples marginal contributions of one player at a time, and stops by a convergence rule.
-
-    Args:
-        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
-        num_players: the number n of players.
-        alpha: the first parameter of the Beta distribution. The paper takes alpha = 16 and beta = 1 for data with label
-            noise, alpha = 1 and beta = 4 are robust to duplicates.
-        beta: its second parameter.
-        budget: largest number of distinct evaluations, as for :func:`stratified_shapley`.
-        generator: the random generator that draws the coalitions. None: torch's default.
-
-    Returns:
-        The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
-
-    Raises:
-        ConfigurationError: alpha or beta is not above 0, the budget is below the minimum, which the message names,
-            or there is no player.
-        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
-
-    Example:
-        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).double()
-        >>> beta_shapley(glove, 3, alpha=4, beta=1).values
-        tensor([0.3333, 0.1333, 0.1333], dtype=torch.float64)
-    """
-    check_num_players(num_players)
-    weights = beta_weights(num_players, alpha, beta)
-    return stratified_shapley(utility, num_players, size_weights=weights, budget=budget, generator=generator)
-
-
 Estimator = Callable[..., ShapleyEstimate]
-Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
+Semivalue = Literal["shapley", "banzhaf", "leave_one_out"]
 
 ESTIMATORS: dict[str, Estimator] = {
     "exact": exact_shapley,
@@ -161,7 +85,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "gtg": gtg_shapley,
     "leave_one_out": leave_one_out,
     "banzhaf": banzhaf,
-    "beta": beta_shapley,
 }
 """Estimators by name. All accept ``budget`` and ``generator``."""
 
@@ -173,14 +96,14 @@ _FEW = 10  # the largest number of players for which "auto" evaluates all coalit
 _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
-def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
+def size_weights(value: Semivalue, num_players: int) -> list[float]:
     """Return a semivalue's n weights of coalition sizes, which sum to 1."""
     n = num_players
     if value == "shapley":
         return [1 / n] * n
     if value == "banzhaf":
         return [math.comb(n - 1, s) / 2 ** (n - 1) for s in range(n)]
-    return beta_weights(n, **{"alpha": 16.0, "beta": 1.0, **of_beta}) if value == "beta" else [0.0] * (n - 1) + [1.0]
+    return [0.0] * (n - 1) + [1.0]
 
 
 def estimator_of(
@@ -197,12 +120,10 @@ def estimator_of(
         # The surrogate is exact, too, if the budget suffices for all coalitions.
         return partial(surrogate_shapley, **{**usual, **arguments}) if arguments or not few else exact_shapley
     if estimator in OF_ANY_VALUE:
-        of_beta = {name: arguments[name] for name in ("alpha", "beta") if name in arguments}
-        others = {name: given for name, given in arguments.items() if name not in of_beta}
-        return partial(ESTIMATORS[estimator], size_weights=size_weights(value, num_players, **of_beta), **others)
+        return partial(ESTIMATORS[estimator], size_weights=size_weights(value, num_players), **arguments)
     if value == "leave_one_out":
         return partial(leave_one_out, **arguments)
-    return partial(ESTIMATORS[value], **{**usual, **arguments})
+    return partial(banzhaf, **{**usual, **arguments})
 
 
 def check_estimator(
@@ -216,7 +137,7 @@ def check_estimator(
         raise ConfigurationError(f"{owner}(estimator={estimator!r}): expected a function or one of {names}{of}.")
     own = "surrogate" if value == "shapley" else value
     named = own if estimator == "auto" else estimator
-    _check_names(owner, ESTIMATORS[named] if isinstance(named, str) else named, arguments, value)
+    _check_names(owner, ESTIMATORS[named] if isinstance(named, str) else named, arguments)
     for name, given in arguments.items():
         if isinstance(given, float):
             check_number(owner, f"estimator_args.{name}", given)
@@ -224,21 +145,19 @@ def check_estimator(
         # An argument that is out of range is so with any number of players, and a game of one player takes no time. The
         # estimator is named, since "auto" is the exact one for a single player and would not read the arguments.
         try:
-            with progress.muted():
-                played = named if value == "shapley" else estimator
-                estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
+            played = named if value == "shapley" else estimator
+            estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
         except (ConfigurationError, TypeError) as error:
             raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
 
 
-def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
+def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any]) -> None:
     """Raise ConfigurationError unless ``function`` takes all ``arguments``."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function without a signature
         return
-    of_value = {"alpha", "beta"} if value == "beta" and function in ESTIMATORS.values() else set()
-    known = sorted((parameters.keys() | of_value) - set(GIVEN))
+    known = sorted(parameters.keys() - set(GIVEN))
     unknown = sorted(set(arguments) - set(known))
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         unknown = sorted(set(arguments) & set(GIVEN))

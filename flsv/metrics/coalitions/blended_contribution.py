@@ -68,7 +68,6 @@ class BlendedContribution(
     unit = "share"
     sign = "larger: the client's updates improve the model more, and agree with the cohort's."
     cost = "a validation of every coalition's model, and two products with the matrix of updates."
-    over_rounds = None
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
 

@@ -16,7 +16,6 @@ from flsv.functional.moving_average import momentum_add, momentum_merge, momentu
 from flsv.functional.shapley.decayed import round_factor, round_shares
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest
-from flsv.metrics.intervals import OverRounds
 from flsv.utilities.declared import Momentum, NonNegative, Rules, Share, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -28,8 +27,6 @@ class Fold(ABC):
     each round. The shapes have n clients, k of them players of the round, and M columns (classes, or 1).
     """
 
-    over_rounds: ClassVar[OverRounds] = None
-    """How rounds are combined, for the intervals, see :class:`flsv.metrics.intervals.WithIntervals`."""
     limits: ClassVar[tuple[float | None, float | None]] = (None, None)
     """The least and the largest possible value."""
     unit: ClassVar[str] = "{}"
@@ -53,10 +50,8 @@ class Fold(ABC):
         return 1.0
 
     @abstractmethod
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
-        """Add a round's estimate, multiplied by ``factor``, to the states, and return the round's values ``[k, M]``
-        without this factor.
-        """
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
+        """Add a round's estimate, multiplied by ``factor``, to the states."""
 
     def skip(self, metric: Any) -> None:  # noqa: B027
         """Count a round whose game is not evaluated."""
@@ -65,10 +60,8 @@ class Fold(ABC):
     def compute(self, metric: Any) -> Tensor:
         """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
-    def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, and its degrees of freedom,
-        or None if they are not known.
-        """
+    def error(self, metric: Any) -> Tensor | None:
+        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, or None if it is not known."""
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
@@ -89,11 +82,6 @@ class Fold(ABC):
         return self.init
 
 
-def freedom_of(estimate: ShapleyEstimate) -> Tensor:
-    """Return the degrees of freedom of an estimate, broadcast to the shape of its ``stderr``."""
-    return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)
-
-
 @checked
 @dataclass(frozen=True)
 class MovingAverage(Fold):
@@ -105,27 +93,20 @@ class MovingAverage(Fold):
             None: the average starts at the first round's value.
     """
 
-    over_rounds: ClassVar[OverRounds] = "momentum"
-
     momentum: Momentum = 0.9
     init: float | Literal["uniform"] | None = None
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         merge = partial(momentum_merge, momentum=self.momentum)
         metric.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=merge)
-        for name in ("stderr", "freedom"):
-            metric.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        metric.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
         values, stderr = (value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate))
         metric.history = momentum_add(metric.history, client_ids, values, self.momentum)
-        freedom = freedom_of(estimate).to(metric.freedom).reshape(len(client_ids), -1)
-        for name, new in (("stderr", stderr), ("freedom", freedom)):
-            before = getattr(metric, name)
-            now = torch.full_like(before, float("nan"))
-            now[client_ids] = new
-            setattr(metric, name, latest(torch.stack([before, now])))
-        return values
+        now = torch.full_like(metric.stderr, float("nan"))
+        now[client_ids] = stderr
+        metric.stderr = latest(torch.stack([metric.stderr, now]))
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         """Return the values and standard errors that enter the average: here those of the round's estimate, in
@@ -135,8 +116,8 @@ class MovingAverage(Fold):
     def compute(self, metric: Any) -> Tensor:
         return momentum_value(metric.history, self.momentum, init=self.prior(metric.num_clients))
 
-    def error(self, metric: Any) -> tuple[Tensor, Tensor]:
-        return metric.stderr, metric.freedom
+    def error(self, metric: Any) -> Tensor:
+        return metric.stderr
 
 
 @checked
@@ -175,32 +156,24 @@ class Sum(Fold):
     The rounds' estimates are independent, so the variance of the sum is the sum of their variances.
     """
 
-    over_rounds: ClassVar[OverRounds] = "sum"
     unit: ClassVar[str] = "{}, sum over rounds"
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        for name in ("total", "variance", "variance_squares"):
+        for name in ("total", "variance"):
             metric.add_state(name, torch.zeros(num_clients, width), dist_reduce_fx="sum")
         metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
         values = estimate.values.to(metric.total).reshape(len(client_ids), -1)
         metric.total[client_ids] += values
-        variance = estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
-        metric.variance[client_ids] += variance
-        freedom = freedom_of(estimate).to(variance).reshape(values.shape)
-        metric.variance_squares[client_ids] += variance**2 / freedom
+        metric.variance[client_ids] += estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
         metric.seen[client_ids] += 1
-        return values
 
     def compute(self, metric: Any) -> Tensor:
         return metric.total.masked_fill(metric.seen[:, None] == 0, float("nan"))
 
-    def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        stderr = metric.variance.sqrt().masked_fill(metric.seen[:, None] == 0, float("nan"))
-        # Satterthwaite's degrees of freedom of a sum of estimated variances.
-        known = metric.variance_squares > 0
-        return stderr, torch.where(known, metric.variance**2 / metric.variance_squares, torch.inf)
+    def error(self, metric: Any) -> Tensor | None:
+        return metric.variance.sqrt().masked_fill(metric.seen[:, None] == 0, float("nan"))
 
 
 @checked
@@ -237,14 +210,13 @@ class Decay(Sum):
     def factor(self, round_index: int) -> float:
         return round_factor(round_index, self.decay, self.threshold)
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
         shares, skipped, flagged = round_shares(estimate.values)
         values = (shares if self.normalize else estimate.values).to(metric.total).reshape(len(client_ids), -1)
         metric.total[client_ids] += factor * values
         metric.seen[client_ids] += 1
         metric.skipped += skipped
         metric.flagged += flagged
-        return values
 
     def skip(self, metric: Any) -> None:
         metric.truncated += 1

@@ -44,10 +44,9 @@ class _AtTheEnd(Fold):
         metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None)
         metric.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None)
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
         values = estimate.values.to(metric.values).reshape(metric.values.shape)
         metric.values = values.masked_fill(metric.seen[:, None] == 0, float("nan"))
-        return values
 
     def compute(self, metric: Any) -> Tensor:
         return metric.values

@@ -5,7 +5,6 @@ rounds.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
-from flsv.metrics.intervals import OverRounds
 from flsv.utilities.errors import ConfigurationError
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
@@ -106,14 +104,13 @@ class CoalitionValue(MeasuredMetric):
             its own.
         performance: the performance measure of a coalition's model if values are not per class, as for
             :class:`PartialFederatedShapley`.
-        value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
-        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"``, ``"beta"`` and
+        value: ``"shapley"``, ``"banzhaf"`` or ``"leave_one_out"``.
+        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"`` and
             ``"leave_one_out"`` then compute the values of these names instead). For any other value ``"exact"`` or
             ``"permutation"``, or a function with the signature of these estimators. ``"auto"``: exact for up to 10
             players. For more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
             the Shapley value and by the estimator named after the value for others.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``. For ``"beta"`` also ``alpha`` and
-            ``beta``.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
@@ -147,7 +144,6 @@ class CoalitionValue(MeasuredMetric):
 
     cost = "a validation of every coalition's model: 2^k of k clients, or the estimator's budget."
     stderr: Tensor
-    freedom: Tensor
     evaluations: Tensor
 
     def __init__(
@@ -187,12 +183,7 @@ class CoalitionValue(MeasuredMetric):
             cls.__signature__ = inspect.Signature([*own, *left, kwargs_])  # type: ignore[attr-defined]
 
     @property
-    def over_rounds(self) -> OverRounds:  # type: ignore[override]  # depends on the fold
-        """How the fold combines the rounds' values, see :class:`flsv.metrics.intervals.WithIntervals`."""
-        return self.fold.over_rounds
-
-    @property
-    def sign(self) -> str:  # type: ignore[override]  # likewise
+    def sign(self) -> str:  # type: ignore[override]  # depends on the fold
         """Meaning of positive, negative and zero values, in words, as the fold declares it."""
         return self.fold.sign
 
@@ -257,10 +248,9 @@ class CoalitionValue(MeasuredMetric):
         factor = self.fold.factor(round_index)
         if factor == 0:
             self.fold.skip(self)
-            self.note_round(client_ids[:0], self.round_spread[:0, 0])
             return
         estimate = self._estimate(utility, len(client_ids), generator)
-        self.note_round(client_ids, self.fold.update(self, client_ids, estimate, factor).mean(-1), factor)
+        self.fold.update(self, client_ids, estimate, factor)
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
@@ -276,11 +266,7 @@ class CoalitionValue(MeasuredMetric):
         """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
-        return result if self.per_class or error is None else {**result, "stderr": error[0].squeeze(-1)}
-
-    def error_freedom(self) -> Tensor | float:
-        error = self.fold.error(self)
-        return math.inf if error is None else error[1].squeeze(-1)
+        return result if self.per_class or error is None else {**result, "stderr": error.squeeze(-1)}
 
     def _estimate(self, utility: Any, players: int, generator: torch.Generator | None) -> ShapleyEstimate:
         return estimator_of(self.value, self.estimator, players, self.estimator_args)(

@@ -265,7 +265,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
 def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path) -> None:
     def in_run() -> FederatedLoop:
-        metrics = {"in_run": InRunShapley(order=2)}
+        metrics = {"in_run": InRunShapley()}
         return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
 
     loop, _ = both(tmp_path / "in_run", in_run, make_module=momentum)

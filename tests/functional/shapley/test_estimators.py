@@ -33,7 +33,7 @@ UNBIASED = {
     "gtg": PLAIN_GTG,
 }
 SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"]}
-ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
+ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf")]
 
 
 @pytest.mark.parametrize("n", range(1, 7))
