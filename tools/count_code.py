@@ -25,20 +25,20 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (34_720, 30_000),
-    "of these of guides": (12_900, 12_000),
-    "lines of tests": (38_910, 31_000),
+    "words of all pages": (33_890, 30_000),
+    "of these of guides": (12_790, 12_000),
+    "lines of tests": (38_530, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
-    "lines of flsv": (32_030, 28_000),
-    "words of docstrings": (92_670, 90_000),
+    "lines of flsv": (31_690, 28_000),
+    "words of docstrings": (90_960, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (910, 1_000), "cli": (1_830, 1_500), "core": (1_190, None),
     "data": (3_360, 2_600), "engines": (2_370, 2_100), "federation": (1_090, None), "functional": (2_490, 2_800),
     "games": (1_640, 1_500), "metrics": (2_070, 1_900), "models": (680, None), "outside": (520, None),
-    "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_870, None),
+    "personalization": (690, None), "report": (1_200, None), "results": (1_240, None), "retraining": (1_950, None),
     "sampling": (350, None), "server": (640, None), "testing": (640, 700), "training": (2_280, None),
     "utilities": (1_510, None), "valuation": (670, None),
 }  # fmt: skip

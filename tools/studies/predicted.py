@@ -6,7 +6,6 @@
     python tools/studies/predicted.py brackets [--csv FILE] what 90 % intervals hold, in both sets
     python tools/studies/predicted.py joining [--csv FILE]  what a client adds to all others, by three seeds
     python tools/studies/predicted.py lies [NAME...]        what false own models bring, and which checks see it
-    python tools/studies/predicted.py picture FILE
 
 `train` trains all 2^n coalitions of each federation (`predicted_federations.py`), and keeps all utilities, the outputs
 of each client alone and of all but one, and the values in all ways. The truth for a seed is the mean of the exact
@@ -24,7 +23,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -35,10 +33,10 @@ from torch import Tensor
 from flsv.benchmark.scores import share_error, shares, spearman
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.exact import all_coalitions, semivalue, semivalue_of_table, shapley_weights
+from flsv.functional.shapley.exact import semivalue, semivalue_of_table, shapley_weights
 from flsv.functional.shapley.few_coalitions import interval_over_seeds
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.functional.shapley.predicted_outputs import PredictedGame, coalition_shares
+from flsv.functional.shapley.predicted_outputs import PredictedGame
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
 #: smaller part changes the misallocation by less than the difference's interval, with each alone and with all but one.
@@ -369,38 +367,10 @@ def lies(folder: Path, names: Iterable[str]) -> str:
     return grid(rows)
 
 
-def picture(path: str) -> str:
-    """Draw the coalitions of three clients as points of a simplex."""
-    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]]).double()
-    sizes, masks = torch.tensor([100.0, 200, 300]), all_coalitions(3)[1:]
-    points = coalition_shares(masks, sizes) @ corners
-    figure, axes = plt.subplots(figsize=(6.4, 4.6), dpi=120)
-    axes.add_patch(plt.Polygon(corners.numpy(), facecolor="#f4f6fa", edgecolor="#8792a6", linewidth=1.2, zorder=0))
-    looks: dict[str, dict[str, Any]] = {
-        "trained: each client alone": {"color": "#1f5fbf"},
-        "predicted from the outputs of the others": {"facecolors": "white", "edgecolors": "#1f5fbf", "linewidths": 2},
-        "trained: all clients, the run itself": {"color": "#d1571b", "marker": "s"},
-    }
-    for size, (label, look) in enumerate(looks.items(), 1):
-        axes.scatter(*points[masks.sum(1) == size].T, label=label, s=90, zorder=3, **look)
-    below, beside = (0.0, -0.075), {4: (0.0, 0.055), 5: (-0.18, 0.0), 6: (0.18, 0.0)}
-    for number, ((x, y), mask) in enumerate(zip(points.tolist(), masks), 1):
-        right, up = beside.get(number, below)
-        text = f"{{{', '.join(map(str, mask.nonzero()[:, 0].tolist()))}}}: {int(sizes[mask].sum())}"
-        axes.text(x + right, y + up, text, ha="center", va="center", fontsize=10)
-    axes.set_title("Three clients with 100, 200 and 300 samples: each coalition is a mixture of data", fontsize=10)
-    axes.set(xlim=(-0.25, 1.25), ylim=(-0.36, 1.0), aspect="equal")
-    axes.axis("off")
-    axes.legend(loc="lower center", fontsize=9, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-    return path
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "tune", "table", "brackets", "joining", "lies", "picture"])
-    parser.add_argument("names", nargs="*", help="federations, tuning, held_out; the picture's file")
+    parser.add_argument("what", choices=["train", "tune", "table", "brackets", "joining", "lies"])
+    parser.add_argument("names", nargs="*", help="federations, tuning, held_out")
     parser.add_argument("--folder", type=Path, default=Path("runs/predicted"))
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
@@ -414,7 +384,6 @@ def main() -> None:
         "brackets": lambda: brackets(options.folder, options.csv),
         "joining": lambda: joining(options.folder, options.csv),
         "lies": lambda: lies(options.folder, names or HELD_OUT),
-        "picture": lambda: picture(names[0]),
     }
     print(commands[options.what]())
 
