@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
@@ -61,7 +61,7 @@ def supervise(
     tasks: Iterable[tuple[Name, Task]],
     jobs: int = 1,
     limit_s: float | None = None,
-) -> Iterator[tuple[Name, Any]]:
+) -> Generator[tuple[Name, Any], None, None]:
     """Run tasks in child processes, and yield each task's name and answer when it ends.
 
     Example:

@@ -95,13 +95,9 @@ def test_both_reasons_are_named_where_the_fit_cannot_be_pickled_either(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opened", [Opened, Hangs])
-def test_retrain_in_fresh_processes_has_the_values_of_plain_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: type[Opened], expected: list[float]
-) -> None:
-    monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
+def test_retrain_in_fresh_processes_has_the_values_of_plain_fits(tmp_path: Path, expected: list[float]) -> None:
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    trainer, dealt = trainer_for(loop, tmp_path, ROUNDS), data(kind(opened).sets)
+    trainer, dealt = trainer_for(loop, tmp_path, ROUNDS), data(kind().sets)
     table = flsv.retrain(trainer, Base(), dealt, "all", metric="negative_loss", seeds=1)
     masks = torch.tensor([[False] * 3, *([client in members for client in range(3)] for members in MEMBERS)])
     game = torch.tensor([utility(Base()), *expected], dtype=torch.float64)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import helpers.more_hidden_state  # noqa: F401
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.fits import vector
