@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 LIST = yaml.safe_load((ROOT / "docs/figures.yaml").read_text())
@@ -40,7 +41,7 @@ def scope_of(source: str) -> dict[str, Any]:
         cells = [*table] == ["table", "row", "column", "value"]
         table = table.set_index(["table", "row", "column"] if cells else by) if cells or by else table
         assert table.index.is_unique, f"{file} has a row twice"
-        scope = {"t": table["value"].map(number).to_dict() if cells else table, "numbers": numbers}
+        scope = {"t": table["value"].map(number).to_dict() if cells else table, "numbers": numbers, "stats": stats}
     for word, expression in made.get("let", {}).items():
         scope[word] = eval(expression, scope)
     return scope
