@@ -270,7 +270,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
 
     loop, _ = both(tmp_path / "in_run", in_run, make_module=momentum)
     values = loop.contributions["in_run"].by_class
-    assert values.shape == (3, 12)
+    assert values.shape == (3, 11)
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
     assert values[:, :CLASSES].abs().min() > 0
     # Models of more classes are evaluated there.
