@@ -2,12 +2,12 @@
 
     python tools/bench_engines.py [--case softmax mlp lenet resnet18] [--rounds 5] [--repeats 3]
                                   [--engines plain sequential vmap ranks]
-    python tools/bench_engines.py --flower [--rounds 6]
+    python tools/bench_engines.py --flower [--rounds 6] [--sites 3]
 
 Engines run turn by turn in processes of their own with one torch thread. ``plain`` is the leanest PyTorch loop, which
 gathers each shuffled batch; ``ranks`` are two processes. Prints the least seconds of a round, by the clock and of the
 busiest processor, with ratios, the largest memory, and how far weights and class-specific Shapley values are from the
-sequential ones. ``--flower`` runs a SuperLink and three SuperNodes with TLS and authentication on this machine.
+sequential ones. ``--flower`` runs a SuperLink and SuperNodes with TLS and authentication on this machine.
 """
 
 from __future__ import annotations
@@ -135,22 +135,24 @@ def compared(case: str, engines: list[str], rounds: int, repeats: int) -> str:
 # ---- Flower
 
 
-def flower(resident: bool, rounds: int) -> list[float]:
+def flower(resident: bool, rounds: int, sites: int) -> list[float]:
     """Of every round the server's seconds for the exchange."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flsv.cli import main as flsv
     from helpers.sites import SECONDS, deployment
 
-    line = re.compile(r"flsv: round \d+: \d of 3 sites in ([\d.]+) s\.")
+    line = re.compile(rf"flsv: round \d+: \d+ of {sites} sites in ([\d.]+) s\.")
+    names = [f"site{i}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "app"
         flsv(["init", "--flower", str(folder)])
         federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
-        federation.write_text(federation.read_text().replace("rounds=3", f"rounds={rounds}"))
+        written = federation.read_text().replace("rounds=3", f"rounds={rounds}").replace("1437, 3)", f"1437, {sites})")
+        federation.write_text(re.sub(r"^SITES = .*$", f"SITES = {names}", written, flags=re.MULTILINE))
         if not resident:
             site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
         status = folder / "runs/status.json"
-        with deployment(folder) as processes:
+        with deployment(folder, "questions = []\n", names) as processes:
             processes.run()
             processes.wait_for("run", lambda _: status.is_file() and "finished" in status.read_text(), SECONDS)
             # The log comes through the SuperLink, some seconds later.
@@ -165,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flower", action="store_true", help="rounds of real SuperNodes instead")
+    parser.add_argument("--sites", type=int, default=3, help="SuperNodes")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -172,7 +175,7 @@ def main() -> None:
     elif options.flower:
         rows = [["process that trains", "first round", "median", "slowest"]]
         for resident, name in ((False, "one for each message (`idle=0`)"), (True, "the site's own")):
-            first, *later = flower(resident, options.rounds)
+            first, *later = flower(resident, options.rounds, options.sites)
             rows.append([name, *(f"{each:.1f}" for each in (first, statistics.median(later), max(later)))])
         print(grid(rows))
     else:

@@ -182,20 +182,20 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
-    def __init__(self, folder: Path, policy: str) -> None:
+    def __init__(self, folder: Path, policy: str, names: Sequence[str]) -> None:
         self.folder, self._policy = folder, policy
-        port, *ports = free_ports(1 + len(NAMES))
-        self._ports = dict(zip(NAMES, ports))
+        port, *ports = free_ports(1 + len(names))
+        self._ports = dict(zip(names, ports))
         own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
         self.env = {**os.environ, **own, "SUPERLINK": f"127.0.0.1:{port}", "FLWR_TELEMETRY_ENABLED": "0"}
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self) -> None:
-        self._do("sh", "keys.sh", *NAMES)
+        self._do("sh", "keys.sh", *self._ports)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
         self._do(sys.executable, "deploy/run.py", "register")
-        for site in NAMES:
+        for site in self._ports:
             self.start_site(site)
 
     def start_link(self) -> None:
@@ -257,9 +257,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, policy: str) -> Iterator[Deployment]:
+def deployment(folder: Path, policy: str, names: Sequence[str] = NAMES) -> Iterator[Deployment]:
     """One that ends all its processes."""
-    deployed = Deployment(folder, policy)
+    deployed = Deployment(folder, policy, names)
     try:
         deployed.begin()
         yield deployed
