@@ -151,11 +151,10 @@ def flower(resident: bool, rounds: int, sites: int) -> list[float]:
         federation.write_text(re.sub(r"^SITES = .*$", f"SITES = {names}", written, flags=re.MULTILINE))
         if not resident:
             site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
-        status = folder / "runs/status.json"
         with deployment(folder, "questions = []\n", names) as processes:
             processes.run()
             # The log comes through the SuperLink, some seconds later.
-            processes.wait_for("run", lambda _: status.is_file() and "finished" in status.read_text(), SECONDS)
+            processes.wait_for("run", lambda log: len(line.findall(log)) == rounds, SECONDS)
         return [float(seconds) for seconds in line.findall((folder / "run.log").read_text())]
 
 

@@ -25,12 +25,16 @@ from helpers.rank_federations import RANK_CASES
 from helpers.ranks import Ended, Group, free_port, run_and_die, run_command, run_script
 from helpers.runs import differences
 
+#: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.
+ON_THREE = ("shapfed_wa", "scaffold", "in_run", "two_clients", "broken_rank")
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
-    groups = [Group("run_all", [str(root / str(size)), list(RANK_CASES)], size, root / str(size)) for size in (1, 2, 3)]
+    names = {1: list(RANK_CASES), 2: list(RANK_CASES), 3: list(ON_THREE)}
+    groups = [Group("run_all", [str(root / str(size)), names[size]], size, root / str(size)) for size in names]
     for group in groups:
         group.done()
     return root
@@ -56,8 +60,7 @@ def test_two_ranks_with_state_kept_by_clients_equal_one_process(short_runs: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", RANK_CASES)
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)])
 def test_ranks_equal_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 
@@ -74,8 +77,10 @@ def test_only_rank_zero_writes(runs: Path) -> None:
         # A file of events is named by its process.
         return sorted(str(path.parent if "events" in path.name else path) for path in paths if path.parent != Path("."))
 
-    assert written(2) == written(3) == written(1)
-    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv", "scaffold/last.ckpt"} <= set(written(3))
+    assert written(2) == written(1)
+    assert written(3) == [path for path in written(1) if path.startswith(ON_THREE)]
+    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv"} <= set(written(2))
+    assert "scaffold/last.ckpt" in written(3)
 
 
 def said(ended: list[Ended], others: Iterable[int]) -> str:
