@@ -428,3 +428,8 @@ def test_failed_coalition_is_named_and_the_others_are_stored(
     trained.clear()
     retrain(run, "all", seeds=1)
     assert {(0, 1, 2), (1, 2)} <= trained <= {(0, 1, 2), (1, 2)}  # the proof, and what was missing
+
+
+def test_jobs_of_a_cluster_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retrain", str(tmp_path), "--jobs", "2", "--backend", "dask"]) == 2
+    assert "--jobs" in capsys.readouterr().err

@@ -168,6 +168,7 @@ class EmulatedAccelerator(Accelerator):
 
 def on_the_device() -> dict[str, Any]:
     """Arguments of a ``Trainer`` that trains there."""
+    in_fresh_processes("device.emulated")
     return {"accelerator": "auto", "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator())}
 
 
@@ -180,6 +181,13 @@ def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
 
     replace(SingleDeviceStrategy, "__init__", there)
     replace(CPUAccelerator, "setup_device", lambda self, device: None)
+    in_fresh_processes("device.on_emulated", replace)
+
+
+def in_fresh_processes(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let fresh processes import a module before they are told what is on the device."""
     from flsv.utilities import supervisor  # only here: the device is registered before flsv is imported
 
-    replace(supervisor, "_FRESH", supervisor._FRESH.replace("from flsv", "import device.on_emulated\nfrom flsv"))
+    if name not in supervisor._FRESH:
+        code = supervisor._FRESH.replace("from flsv.utilities", f"import {name}\nfrom flsv.utilities")
+        replace(supervisor, "_FRESH", code)
