@@ -12,26 +12,6 @@ from torch import Tensor
 LEVEL = 0.9
 
 
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
-
-
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
-
-
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
-
-
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
-
-
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
-
-
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where ``freedom`` is not above 0."""
     return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))

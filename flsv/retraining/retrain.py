@@ -155,7 +155,11 @@ class _Parts:
 
     @cached_property
     def _pickled(self) -> bytes:
-        return pickled_fit(self._parts[0], self._parts[1:])
+        try:
+            return pickled_fit(self._parts[0], self._parts[1:])
+        except Exception as error:
+            error.add_note("flsv: fresh processes train coalitions here, from the trainer, module and data, pickled")
+            raise
 
     def __reduce__(self) -> Any:
         return partial, (_unpickled, self._pickled)

@@ -94,7 +94,7 @@ class WholeFits:
                 unproved = unproved or error  # the forks' own says more
             if left:  # what forks cannot do, fresh processes may
                 failed = [*left.values(), *(unproved.failed.values() if unproved else ())]
-                why = next(each for each in failed if each is not None)
+                why = next((each for each in failed if each is not None), ChildFailed("the first coalition has failed"))
                 way = self._beginning.fresh(f"{why}")
                 if way is None and unproved:
                     raise unproved

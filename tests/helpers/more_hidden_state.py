@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset
 
-from helpers.data import CLASSES, FEATURES, toy_sets
+from helpers.data import CLASSES, toy_sets
 from helpers.hidden_state import KINDS, Base, Counting, Kind, entropy
 
 
@@ -154,13 +154,6 @@ class Rows(Dataset):
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
-class Lazy(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[0] = nn.LazyLinear(8)
-        self.net(torch.zeros(2, FEATURES))
-
-
 KINDS |= {
     "spectral norm": Kind(SpectralNorm),
     "weight norm": Kind(WeightNorm),
@@ -174,5 +167,4 @@ KINDS |= {
     "`GradientAccumulationScheduler`": Kind(callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})),
     "a callback that ends epochs": Kind(callback=FewerBatches),
     "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
-    "lazy layers": Kind(Lazy),
 }

@@ -46,7 +46,7 @@ def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType)
     shown = hook.description(README, None, flsv.__version__)
     assert [target for target in targets(shown) if not target.startswith("http")] == []
     assert "![" not in shown
-    assert "35 published algorithms" in " ".join(shown.split())
+    assert re.search(r"\d+ published algorithms are", " ".join(shown.split()))
     # The code is not touched: an index shows what README.md shows.
     assert re.findall(r"```.*?```", shown, flags=re.DOTALL) == re.findall(r"```.*?```", README, flags=re.DOTALL)
 

@@ -4,6 +4,7 @@ import copy
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -18,7 +19,9 @@ from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.designs import coalition_masks, design_within, fits_of
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.utility_store import UtilityStore
+from flsv.retraining.whole_fits import WholeFits
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data, in_fresh_processes
@@ -245,3 +248,12 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"):
         loop, _ = fitted(kind, tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
+
+
+def test_fit_that_fails_without_a_proof_leaves_each_other_with_an_error() -> None:
+    """As after a first round without a model, with which the coalition of all could be compared."""
+    way = SimpleNamespace(train=lambda orders: [(orders[0], ChildFailed("no data"))])
+    rounding: Any = None
+    fits = WholeFits(SimpleNamespace(fits=way, fresh=lambda why: None), 2, {}, (0,), None, rounding)  # type: ignore[arg-type]
+    told = {members: str(found) for members, found in fits.fits([(0,), (1,)], 0)}
+    assert told == {(0,): "no data", (1,): "the first coalition has failed"}
