@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda emulated ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,11 +50,13 @@ cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
 ON_EMULATED = tests/testing/test_parts.py \
   tests/retraining/test_retrain.py tests/federation/test_resume.py tests/compat/test_trainer.py tests/games/test_coalition.py \
   tests/sampling tests/valuation
-emulated: ## federations on an emulated accelerator beside the CPU's, and a part of the tests with each Trainer on it
-	@if command -v g++ > /dev/null; then \
-	  export FLSV_EMULATED=1 PYTHONPATH=tests; \
-	  $(PYTHON) -m pytest tests/device && $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); \
+device: ## federations on an emulated accelerator beside the CPU's
+	@if command -v g++ > /dev/null; then FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest tests/device; \
 	else echo "skipped: g++ compiles the emulated accelerator, and is not here"; fi
+
+emulated: device ## the same, and a part of the tests with each Trainer on the emulated accelerator
+	@if command -v g++ > /dev/null; then \
+	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
 slow: ## the slow tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
@@ -124,7 +126,7 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. A slow test builds the site. Each environment
 # holds 6 GB of torch: what is done with is removed.
-# The hosted workflow runs `lowest` besides, on a machine of its own.
+# The hosted workflow runs `lowest` and all of `emulated` besides, on machines of their own.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower readme slow emulated
+	$(MAKE) --jobs=2 --output-sync=target flower readme slow device
 	rm -rf .venv-flower
