@@ -27,7 +27,7 @@ LONGEST, COMPLEXITY, ARGUMENTS = 450, 15, 14
 BUDGETS = {
     "words of all pages": (33_890, 30_000),
     "of these of guides": (12_800, 12_000),
-    "lines of tests": (38_730, 31_000),
+    "lines of tests": (38_765, 31_000),
     "lines of tools": (6_550, 4_500),
     "scripts in tools": (32, 25),
     "lines of flsv": (31_690, 28_000),

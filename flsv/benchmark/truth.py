@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
+from flsv.utilities.own_files import own_folder
 from flsv.utilities.seeding import isolated_rngs
 from flsv.utilities.supervisor import supervise, supervise_fresh
 
@@ -183,7 +183,7 @@ def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore
 
     def work(piece: Piece | Prediction) -> Any:
         # The loop's own seed: with the same seed it starts from the same weights.
-        with isolated_rngs(piece.seed, "benchmark"), quiet(), TemporaryDirectory() as folder:
+        with isolated_rngs(piece.seed, "benchmark"), quiet(), own_folder() as folder:
             loop = FederatedLoop(
                 uploads=[*federation.attackers()],
                 filters=[OutlierFilter(threshold=None)],
@@ -191,7 +191,9 @@ def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore
                 seed=piece.seed,
                 reporting=Reporting(table=False, figures=0, files=False),
             )
-            return work_on(piece, Retrainable(federation.trainer(loop), federation.module(), data, measure), folder)
+            return work_on(
+                piece, Retrainable(federation.trainer(loop), federation.module(), data, measure), str(folder)
+            )
 
     run: Any = supervise if why_not_fork() is None else supervise_fresh
     fits = FitsInProcesses(lambda piece: partial(work, piece), len(samples), cores(), run=run)

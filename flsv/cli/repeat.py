@@ -49,7 +49,7 @@ def repeat(
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
-    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
+    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed, out) as file:
         made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")

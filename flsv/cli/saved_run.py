@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from flsv.federation import FederatedLoop
 from flsv.games.performance import Judges
 from flsv.results.folder import CONFIG, RECORD, find_config_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.own_files import own_folder
 
 #: Sections of a saved configuration that define a federation.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
@@ -37,7 +37,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     """Yield the arguments that build a run's parts again, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
-    with dealt_once(config, first) as file:
+    with dealt_once(config, first, run) as file:
         yield [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"], first
 
 
@@ -47,12 +47,12 @@ def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
 
 
 @contextmanager
-def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
+def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
     """Yield arguments of a fit whose partition does not follow ``--seed_everything``: its open seeds are ``seed``."""
-    with tempfile.TemporaryDirectory() as folder:
+    with own_folder(root) as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
-        file = Path(folder, "federation.yaml")
+        file = folder / "federation.yaml"
         file.write_text(yaml.safe_dump(kept))
         yield ["--config", str(file)]
 

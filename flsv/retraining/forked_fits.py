@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import pickle
-import shutil
 import signal
 import tempfile
 import time
@@ -21,7 +20,6 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -35,11 +33,9 @@ from flsv.results.folder import run_folder
 from flsv.retraining.coalition_fit import FitOrder, FitResult, into_a_coalitions_fit, nothing
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
-from flsv.utilities.own_files import no_writes, own_view
+from flsv.utilities.own_files import no_writes, own_folder, own_view
 from flsv.utilities.supervisor import POLL_S, ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
 
-#: Folder of the coalitions' fits in the run's folder.
-FOLDER = ".coalitions"
 #: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
 LONGER, SECONDS = 20, 120
 
@@ -186,15 +182,9 @@ def limit_since(begun: float) -> float:
 
 @contextmanager
 def folder_of_fits(trainer: L.Trainer) -> Iterator[str]:
-    """Yield an empty folder in the run's folder, without what a killed process of this rank left."""
-    root, rank = run_folder(trainer).absolute(), ranks_of(trainer).rank
-    folder = root / f"{FOLDER}{rank or ''}" if os.access(root, os.W_OK) else Path(tempfile.mkdtemp())
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
+    """Yield an empty folder in the run's folder."""
+    with own_folder(run_folder(trainer)) as folder:
         yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:

@@ -51,7 +51,7 @@ class FreshFits:
         with folder_of_fits(self._trainer) as folder:
             fit = partial(_train, self._fit, self._measures, folder)
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
-            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False, folder=folder)
+            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
             for place, found in run(tasks, self._jobs, limit_since(self._since)):
                 yield orders[place], found
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
@@ -29,6 +28,7 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.forks import cores, why_not_fork
+from flsv.utilities.own_files import own_folder
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 from flsv.utilities.supervisor import ForksOrFresh, by_workers, supervise_by_joblib, supervise_fresh
 
@@ -141,10 +141,10 @@ def retrain(
 def _work(
     made: Callable[[], tuple[Any, Any, Any]], measure: Measure, participation: Participation, piece: Piece | Prediction
 ) -> Any:
-    with _seeded(piece.seed), TemporaryDirectory() as folder:
+    with _seeded(piece.seed), own_folder() as folder:
         trainer, module, data = made()
         module = module if isinstance(module, L.LightningModule) else module()
-        return work_on(piece, Federation(trainer, module, data, measure), folder, None, participation)
+        return work_on(piece, Federation(trainer, module, data, measure), str(folder), None, participation)
 
 
 class _Parts:

@@ -1,17 +1,19 @@
-"""A process's own view of the file system, whose writes no other process sees."""
+"""A process's own folder, and its own view of the file system, whose writes no other process sees."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from flsv.utilities.forks import LIBC
 
@@ -21,6 +23,23 @@ _PRIVATE, _BIND, _READ_ONLY, _RECURSIVE = 0x44000, 0x1000, 1, 0x8000
 _SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 _SET_MOUNT_ATTRIBUTES = 442
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: First letters of the names of folders that processes own.
+OWN = ".coalitions"
+
+
+@contextmanager
+def own_folder(root: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, and delete it at the end, with those that killed processes have left in ``root``."""
+    root = root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+    for left in root.glob(f"{OWN}*"):
+        with suppress(Timeout, OSError), FileLock(left / ".lock", timeout=0):  # its process lives, or is another user's
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root.absolute()))
+    with FileLock(folder / ".lock"):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_view(folders: Iterable[str], own: str) -> None:

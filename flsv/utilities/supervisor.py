@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import select
@@ -19,8 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any, NoReturn, TypeVar
 
 import cloudpickle
@@ -31,8 +29,8 @@ from joblib.parallel import get_active_backend
 from flsv.utilities.forks import as_a_child, asleep, quiet_fork
 
 Name = TypeVar("Name", bound=Hashable)
-#: A function without arguments, to run in a fork, or a command line, to run in a fresh process.
-Task = Callable[[], Any] | Sequence[str]
+#: A function without arguments, to run in a fork, or a command line and its input, to run in a fresh process.
+Task = Callable[[], Any] | tuple[Sequence[str], bytes]
 
 #: Environment variable with the file descriptor to which a command's process sends its answer.
 ANSWER = "FLSV_ANSWER_FD"
@@ -97,18 +95,14 @@ def supervise_fresh(
     jobs: int = 1,
     limit_s: float | None = None,
     forks: bool = True,
-    folder: str | None = None,
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks as :func:`supervise` does where this process cannot be forked."""
-    # Tasks cross by cloudpickle. Without `forks` each task has a fresh process, as those that use an accelerator need,
-    # and crosses in a file in `folder`.
+    # Tasks cross by cloudpickle. Without `forks` each has a fresh process, as those that use an accelerator need.
     if forks:
         with closing(FreshProcess()) as process:
             yield from process.supervise(tasks, jobs, limit_s)
         return
-    with TemporaryDirectory(dir=folder) as own:
-        commands = ((name, _command(task, Path(own, str(i)))) for i, (name, task) in enumerate(tasks))
-        yield from supervise(commands, jobs, limit_s)
+    yield from supervise(((name, _command(task)) for name, task in tasks), jobs, limit_s)
 
 
 class ForksOrFresh:
@@ -192,9 +186,8 @@ def supervise_by_joblib(
 def _at_worker(
     name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
 ) -> tuple[Name, Any]:
-    with TemporaryDirectory() as own:  # what others run in this worker keeps its path and folder
-        command = _command(partial(_there, folder, task), Path(own, "task"), path)
-        (found,) = supervise([(name, command)], 1, limit_s)
+    # What others run in this worker keeps its path and folder.
+    (found,) = supervise([(name, _command(partial(_there, folder, task), path))], 1, limit_s)
     return found
 
 
@@ -204,29 +197,19 @@ def _there(folder: str, task: Callable[[], Any]) -> Any:
 
 
 def _command(
-    task: Callable[[], Any] | None = None, path: Path | None = None, imports: Sequence[str] | None = None
-) -> Sequence[str]:
-    """Return the command line of a fresh process that runs a task, or forks itself for tasks that it receives."""
-    if path is not None:
-        path.write_bytes(cloudpickle.dumps(task))
-    told = None if path is None else str(path), list(imports or sys.path)
-    return [sys.executable, "-c", _FRESH, json.dumps(told)]
+    task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
+) -> tuple[Sequence[str], bytes]:
+    """Return a fresh process's command and input: it runs a task, or forks itself for tasks that it receives."""
+    # It imports flsv from where this process has it.
+    code = f"import sys; sys.path[:] = {[*(imports or sys.path)]}; from flsv.utilities.supervisor import run_fresh"
+    return [sys.executable, "-c", f"{code}; run_fresh()"], b"" if task is None else cloudpickle.dumps(task)
 
 
-#: Code of a fresh process, which imports flsv from where this process has it.
-_FRESH = """
-import json, sys
-path, sys.path[:] = json.loads(sys.argv[1])
-from flsv.utilities.supervisor import run_fresh
-run_fresh(path)
-"""
-
-
-def run_fresh(path: str | None) -> None:
-    """Run the task in the file ``path`` in this fresh process, or tasks that it receives in its forks."""
+def run_fresh() -> None:
+    """Run the task in this fresh process's input, or tasks that it receives in its forks."""
     number = int(os.environ[ANSWER])
-    if path is not None:
-        _work(pickle.loads(Path(path).read_bytes()), number)
+    if given := sys.stdin.buffer.read():
+        _work(pickle.loads(given), number)
     link = Connection(number)
     with suppress(EOFError):
         while True:
@@ -295,15 +278,18 @@ class _Child:
                 _work(task, write)  # only a task that goes on returns, by an exception
         else:
             self._output, parent = TemporaryFile(), os.getpid()  # noqa: SIM115 - closed in `answer`
-            self._process = subprocess.Popen(
-                task,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, ANSWER: str(write if answer_to is None else answer_to)},
-                pass_fds=[write, *([] if answer_to is None else [answer_to])],
-                preexec_fn=lambda: as_a_child(parent),
-            )
+            with TemporaryFile() as given:
+                given.write(task[1])
+                given.seek(0)
+                self._process = subprocess.Popen(
+                    task[0],
+                    stdin=given,
+                    stdout=self._output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, ANSWER: str(write if answer_to is None else answer_to)},
+                    pass_fds=[write, *([] if answer_to is None else [answer_to])],
+                    preexec_fn=lambda: as_a_child(parent),
+                )
             self._pid = self._process.pid
         os.close(write)
 

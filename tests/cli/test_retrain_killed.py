@@ -63,3 +63,4 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(whole: Path, 
     assert status == 0, said
     for name in ("retrained.csv", "retrained_scores.csv"):
         assert (run / name).read_bytes() == (whole / "lightning_logs" / "version_0" / name).read_bytes()
+    assert not [*run.glob(".coalitions*")]

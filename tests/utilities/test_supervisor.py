@@ -20,8 +20,8 @@ from flsv.utilities.supervisor import ChildFailed, GoOn, answer, fail, supervise
 ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
 
 
-def command(code: str) -> list[str]:
-    return [sys.executable, "-c", ANSWERS + code]
+def command(code: str) -> tuple[list[str], bytes]:
+    return [sys.executable, "-c", ANSWERS + code], b""
 
 
 def killed() -> None:
@@ -146,7 +146,8 @@ def work(i):
     time.sleep(600)
 
 code = "import os, sys, time; open(sys.argv[1] + f'/child-{os.getpid()}', 'w'); time.sleep(600)"
-tasks = [(i, (lambda: work(i)) if kind == "forks" else [sys.executable, "-c", code, str(folder)]) for i in range(3)]
+command = [sys.executable, "-c", code, str(folder)], b""
+tasks = [(i, (lambda: work(i)) if kind == "forks" else command) for i in range(3)]
 (folder / f"parent-{os.getpid()}").touch()
 try:
     for each in supervise(tasks, jobs=3):
