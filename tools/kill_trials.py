@@ -6,8 +6,8 @@
 Every kind is a command as a user types it, which runs once undisturbed. In every trial one of its processes is killed
 or terminated one to three times after a random share of that time, and the command is started again until it ends.
 Last checkpoints, ``contributions.csv`` and tables must be bitwise identical, but for paths, batch counters and
-seconds. A process that lives on for half a minute is a difference, and so is status 0 of a command that has not done
-all.
+seconds. A process that lives on for half a minute is a difference, and so are status 0 of a command that has not done
+all, and a temporary file or folder that is left.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
 Command = Callable[[Path], list[str]]
 MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes have to be gone
+# A run one of whose coalitions is killed goes on with the others, so a whole run's seconds are added.
 
 
 def fit(*more: str) -> Command:
@@ -77,6 +78,7 @@ KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | Non
     "two ranks": (fit(*RANKS), fits_differ, None),
     "in-run values": (fit("--config", "in_run_shapley"), fits_differ, None),
     "shadow coalitions": (fit("--config", "shadow"), fits_differ, None),
+    "shadow, two ranks": (fit("--config", "shadow", *RANKS), fits_differ, None),
     "vmap": (fit("--federation.engine", "vmap"), fits_differ, None),
     "retrain": (lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN], tables_differ, fit()),
     "repeat": (lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")], tables_differ, None),
@@ -96,12 +98,12 @@ def alive(session: int) -> list[int]:
     return sorted(int(pid) for pid, own, state in found if int(own) == session and state[0] != "Z")
 
 
-def kill(process: subprocess.Popen[bytes], draw: random.Random) -> bool:
+def kill(process: subprocess.Popen[bytes], draw: random.Random, seconds: float) -> bool:
     """One of its processes; whether all are gone soon after."""
     with contextlib.suppress(ProcessLookupError):
         number = draw.choice((signal.SIGKILL, signal.SIGTERM))
         os.kill(draw.choice(alive(process.pid) or [process.pid]), number)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + PATIENCE + seconds
     while process.poll() is None or alive(process.pid):
         if time.monotonic() > end:
             os.killpg(process.pid, signal.SIGABRT)  # says where it is
@@ -123,8 +125,8 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
             return kills, "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}"
         except subprocess.TimeoutExpired:
             kills += 1
-            if not kill(process, draw):
-                return kills, f"a process stays alive: {output.read_text().split('Extension modules:')[-2][-3000:]}"
+            if not kill(process, draw, seconds):
+                return kills, f"a process stays alive: {output.read_text()[-3000:]}"
             lost = b"there are no values" in output.read_bytes()[before:]  # the fork of the beginning has been killed
             if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
@@ -141,6 +143,7 @@ def main() -> None:
             command, differ, before = KINDS[name]
             whole, prepared, output = (Path(below, name, each) for each in ("whole", "prepared", "output.txt"))
             whole.mkdir(parents=True)
+            ENV["TMPDIR"] = tempfile.mkdtemp(dir=below)
             failed = before and start(before(whole), output).wait()
             shutil.copytree(whole, prepared)
             begun = time.monotonic()
@@ -152,7 +155,8 @@ def main() -> None:
                 while not (kills or fault):  # one that ended before it could be killed is none
                     shutil.rmtree(folder, ignore_errors=True)
                     kills, fault = trial(command, shutil.copytree(prepared, folder), output, seconds, draw)
-                found = fault or "; ".join(differ(whole, folder))[:1000]
+                left = [str(path) for path in [*Path(ENV["TMPDIR"]).iterdir(), *folder.rglob(".coalitions*")]]
+                found = fault or "; ".join(differ(whole, folder) + left)[:1000]
                 differing += bool(found)
                 print(f"{name}, trial {index}: {kills} kills, {found or 'equal'}", flush=True)
     print(f"{differing} of {len(options.only) * options.trials} differ")

@@ -241,7 +241,7 @@ class Deployment:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _do(self, *command: str) -> None:
-        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _start(self, name: str, *command: str, **more: str) -> None:

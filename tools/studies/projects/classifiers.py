@@ -135,3 +135,8 @@ def uv() -> Any:
     from expt.model import MLP
 
     return MLP()
+
+
+@project("Lightning-AI/deep-learning-project-template", "faef5bb", images)
+def project_template() -> Any:
+    return script("project/lit_mnist.py").LitClassifier()

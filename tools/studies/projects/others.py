@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import types
@@ -267,3 +268,21 @@ def pointnet() -> Any:
     module.setup = lambda stage=None: None  # it reads ModelNet40, of which its steps know the number of batches
     module.training_dataloader = module.validation_dataloader = range(3)
     return module
+
+
+@project("Lightning-AI/deep-learning-project-template", "faef5bb", images, by="val_loss")
+def project_autoencoder() -> Any:
+    return validated(script("project/lit_autoencoder.py").LitAutoEncoder)()
+
+
+named = partial(colours, form=lambda x, y: (x, nn.functional.one_hot(y, 10).float(), f"{int(y)}.png"))
+
+
+@project("miracleyoo/pytorch-lightning-template", "0c44375", named, by="val_acc", mode="max", path="classification",
+         note=", of fewer channels, with today's name of getfullargspec")  # fmt: skip
+def template_of_triples() -> Any:
+    inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+    from model.model_interface import MInterface
+
+    return MInterface("simple_net", "bce", 1e-3, lr_scheduler="step", lr_decay_steps=2, hid=8,
+                      layer_num=2, lr_decay_rate=0.5)  # fmt: skip
