@@ -1,6 +1,5 @@
-"""What four people do who have never seen flsv, from the first command to what they came for, as the pages say it,
-with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a researcher with a metric of her own,
-a teacher with TensorBoard."""
+"""What three people do who have never seen flsv, from the first command to what they came for, as the pages say it,
+with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a teacher with TensorBoard."""
 
 import csv
 import os
@@ -128,36 +127,6 @@ def test_lightning_tutorial_runs_with_an_unchanged_x_ray_project() -> None:
         assert main(["report", run]) == 0
         report = Path(run, "report.html").read_text()
         assert "5 partners, 10 rounds" in report
-
-
-WARDS = """
-title: three wards of the digits
-set: tuning
-rounds: 2
-data:
-  source: digits
-  splits: {max_samples: 300, server_val: 0.2, seed: 0}
-  partitioner: {class_path: flsv.data.SizePartitioner, init_args: {proportions: [1, 2, 4], seed: 0}}
-model:
-  class_path: flsv.ClassifierClient
-  init_args: {network: softmax, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}}
-"""
-
-
-def test_own_metric_guide_creates_and_benchmarks_a_new_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bench's command on a federation of her own, whose coalitions she trains first."""
-    page = ROOT / "docs" / "howto" / "own_metric.md"
-    for words in commands_of(page):
-        if words[:2] == ["flsv", "new"]:
-            assert main(words[1:]) == 0
-    bench = re.search(r"^flsv (bench .*) my_package\.UpdateNorm$", page.read_text(), flags=re.MULTILINE)
-    assert bench is not None
-    monkeypatch.syspath_prepend(str(Path("update_length").absolute()))
-    Path("wards.yaml").write_text(WARDS)
-    given = [*bench[1].split(), "update_length.UpdateLength", "--federations", "wards.yaml"]
-    assert main([*given, "--truth-seeds", "2"]) == 0
-    rows = list(csv.DictReader(Path("runs/benchmark/values.csv").read_text().splitlines()))
-    assert {row["metric"] for row in rows} == {"UpdateLength", "size", "training_loss", "cgsv", "fedsv_samples"}
 
 
 def test_readme_quickstart_gives_the_table_shown_and_tensorboard_the_values_of_contributions_csv(
