@@ -248,13 +248,9 @@ def repository() -> str | None:
 
 
 def on_config(config: Any) -> Any:
-    """The pages that nobody has to list, blocks of Mermaid as pictures, and a link to the repository."""
+    """The pages that nobody has to list, and a link to the repository."""
     if (url := repository()) is not None:
         config.repo_url, config.repo_name = url, "flsv"
-    from pymdownx.superfences import fence_code_format
-
-    picture = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
-    config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [picture]
     results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: title(path.stem).casefold())
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:

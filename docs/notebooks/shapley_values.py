@@ -110,6 +110,6 @@ waterfall(value, [f"client {i}" for i in range(5)])
 
 # %% [markdown]
 # **Questions for the class.** Clients 3 and 4 have equally many samples: why are their values not the same? What
-# happens to client 0's value if it joins twice under two names? (`sybils` in `tools/studies/cheating.py`.) Which of the
+# happens to client 0's value if it joins twice under two names? Which of the
 # four properties would you give up first? And is this the game that you want to pay by, or the one in which every
 # coalition trains by itself? The latter are *retraining-based Shapley values*: `ShadowShapley`, `flsv retrain`.

@@ -1,6 +1,6 @@
 """LocalData: one participant's data and state, readable only inside a question to it."""
 # This guards against mistakes, not against malice: a client answers any question, and within one process Python hides
-# nothing. docs/trust.md lists what a simulation shows and a deployment would not.
+# nothing. docs/reference/sites.md lists what a simulation shows and a deployment would not.
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class FedBary(ValidatedArguments):
         chunk: largest number of samples that a client values at once, since the costs form a matrix.
         workers: number of threads. None: as many as there are cores.
         allow_reconstruction: whether to accept a ``support`` of half a client's number of samples or more, from which
-            the server can reconstruct the samples (``docs/results/fedbary_reconstruction.md``).
+            the server can reconstruct the samples (``docs/results/fedbary.md``).
 
     Raises:
         ConfigurationError: an argument is out of range. From :meth:`value`: participants have different numbers of

@@ -22,7 +22,7 @@ WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.n
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 #: Pages whose commands start servers. What the first block of it does, tests/engines/flower/test_deployment.py runs.
 SERVERS = ROOT / "docs" / "deployment.md"
-#: A page that test_walks.py runs with nothing shortened.
+#: A page that test_walkthroughs.py runs with nothing shortened.
 WALKED = ROOT / "docs" / "tutorials" / "hospitals.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(path for path in WRITTEN if path != WALKED)]
 

@@ -6,9 +6,12 @@ listed below, by how it begins and why. Whoever calls this sees to it that fits 
 """
 
 import html
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -26,21 +29,13 @@ QUIET = ["--trainer.enable_progress_bar", "false"]
 #: Of programs that are not flsv: how a command begins, and where else it is run or why not at all.
 NOT_RUN = {
     "pip install": "changes the environment; the wheel's test installs one",
-    "python -m pip install": "the same",
-    "git clone": "there is no network",
     "tensorboard": "a server that does not end",
     "make": "the targets are what CI itself runs",
-    "mkdocs serve": "a server that does not end",
-    "pre-commit": "changes the checkout's hooks",
-    "pytest": "this",
-    "torchrun": "tests/engines starts ranks that way",
-    "dask": "tests/retraining starts a cluster of this machine",
-    "flsv retrain lightning_logs/version_0 --backend dask": "the same",
-    "flsv retrain lightning_logs/version_0 --with": "its data are a newcomer's; tests/cli/test_retrain_with.py",
-    "flwr": "tests/engines/flower does, with its servers",
-    "ssh-keygen": "signs with a key of one's own",
+    "pytest -n 2": "all tests, of which this is one",
+    "dask": "servers; tests/retraining starts a cluster of this machine",
+    "flsv retrain lightning_logs/version_0 --backend dask": "minutes on such a cluster; the same",
+    "flsv retrain lightning_logs/version_0 --with ": "its data are a newcomer's; tests/cli/test_retrain_with.py",
     "export": "of the shell",
-    "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {
@@ -48,7 +43,7 @@ QUOTED = {
     "fedapp/server_app.py": Path(__file__).parents[1] / "engines/flower_app/fedapp/server_app.py",
 }
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.
-ONLY_READ = ("--trainer.strategy", "gpu", "fashion_mnist", "cifar10_resnet34", "natural/", "/path/to")
+ONLY_READ = ("--trainer.strategy", "gpu")
 
 
 class Block(NamedTuple):
@@ -101,12 +96,12 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
             SitePolicy.read(Path(block.title))
         else:
             # "py": a part of the code, which does not run alone
-            assert block.language in ("python", "py", "text", "csv", "markdown", "mermaid"), block.language
+            assert block.language in ("python", "py", "text", "csv", "markdown"), block.language
     return len(found)
 
 
 def run_command(command: list[str]) -> None:
-    """Run one command of flsv or Python, into a file where it says so; others must be listed as not run."""
+    """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
     if ">" in command[-2:-1]:
         with open(command[-1], "w") as file, redirect_stdout(file):
             run_command(command[:-2])
@@ -124,6 +119,14 @@ def run_command(command: list[str]) -> None:
             runpy.run_path(command[1], run_name="__main__")
         finally:
             sys.argv = before
+    elif command[0] == "pytest" and Path(command[-1]).exists():
+        paths = {**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])}
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", command[-1]], env=paths, check=True
+        )
+    elif command[0] == "ssh-keygen":
+        if shutil.which(command[0]):
+            subprocess.run([*map(os.path.expanduser, command)], check=True)
     else:
         assert any(" ".join(command).startswith(known) for known in NOT_RUN), f"{command} is neither run nor listed"
 

@@ -83,23 +83,6 @@ BY_NAME = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "by_name"),
-    [
-        ("pip install flsv", True),
-        ("pip install -U 'flsv[flower]'", True),
-        ('pip install numpy "flsv>=1.2"', True),
-        ("pip install flsv-jsonl", True),
-        ('dependencies = [\n  "numpy",\n  "flsv[flower]",\n]', True),
-        ("pip install '/path/to/flsv[flower]'", False),
-        ("pip install -e '.[flower]'", False),
-        ('dependencies = ["flsv @ file:///srv/wheels/flsv-1.2.0-py3-none-any.whl"]', False),
-    ],
-)
-def test_pattern_finds_installations_of_flsv_by_name(text: str, by_name: bool) -> None:
-    assert any(re.search(pattern, text, flags=re.MULTILINE) for pattern in BY_NAME) == by_name
-
-
 def test_no_file_says_to_install_flsv_by_its_name() -> None:
     """It is on no index: who registers the name there would run code wherever it is installed so."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True)

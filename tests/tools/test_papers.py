@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from paper_fedbary_samples import leave_one_out
 from paper_guo import agreement, check
 from paper_pfedsv import communication, judged, one_by_one
 from paper_shapfed import gap
 from paper_shapleyfl import utilities
 from personalization.judged import Judged
-from privacy import invert, likeness, rank_likeness
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.core.local_data import opened
 from flsv.core.parameter_space import ParameterSpace
@@ -92,13 +90,6 @@ def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal() ->
     assert gap({"cssv": own.tolist()}, {}, "", "") == pytest.approx(0.4)
 
 
-def test_rank_likeness_is_a_rank_correlation_and_zero_for_constants() -> None:
-    values = torch.tensor([0.1, 0.5, 0.3])
-    assert rank_likeness(values, 2 * values) == pytest.approx(1)
-    assert rank_likeness(values, -values) == pytest.approx(-1)
-    assert rank_likeness(values, torch.ones(3)) == rank_likeness(values, torch.tensor([1.0, float("nan"), 2.0])) == 0
-
-
 def test_coalition_utilities_are_those_of_averaged_models() -> None:
     """Against torch's own forward pass of every coalition's average."""
     draw = torch.Generator().manual_seed(0)
@@ -111,36 +102,3 @@ def test_coalition_utilities_are_those_of_averaged_models() -> None:
         members = [i for i in range(4) if coalition >> i & 1]
         space.write(network, vectors[members].mean(0) if members else start)
         assert float(table[coalition]) == pytest.approx(float((network(images).argmax(1) == labels).double().mean()))
-
-
-def test_leave_one_out_scores_equal_refitting_without_each_sample() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, x2 = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (20, 15))
-    y, y2 = (torch.randint(3, (n,), generator=generator) for n in (20, 15))
-    center, constant = x.mean(0), (x - x.mean(0)).square().sum(1).mean().sqrt()
-    points, others = (torch.cat([z - center, constant.expand(len(z), 1)], 1) for z in (x, x2))
-    penalty = 0.5 * points.square().sum(1).mean() * torch.eye(5, dtype=torch.float64)
-    targets, wanted = (torch.nn.functional.one_hot(labels, 3).double() for labels in (y, y2))
-
-    def loss(kept: Tensor) -> Tensor:
-        a, b = points[kept], targets[kept]
-        return (others @ torch.linalg.solve(a.T @ a + penalty, a.T @ b) - wanted).square().sum()
-
-    every = torch.arange(20)
-    expected = torch.stack([loss(every) - loss(every[every != i]) for i in range(20)])
-    torch.testing.assert_close(leave_one_out(x, y, x2, y2, ridge=0.5), expected)
-
-
-def test_gradient_inversion_recovers_the_first_layers_input() -> None:
-    """A linear layer's weight gradient is its bias gradient times the input (Phong et al., IEEE TIFS 2018)."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Sigmoid(), nn.Linear(20, 5))
-    loss = nn.functional.cross_entropy(net(torch.rand(1, 1, 6, 6)), torch.tensor([2]))
-    observed = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
-    weights, biases = observed[: 36 * 20].view(20, 36), observed[36 * 20 : 37 * 20]
-    closed_form = (weights * biases[:, None]).sum(0) / biases.square().sum()
-    image, label = invert(net, observed, (1, 6, 6))
-    assert label == 2
-    torch.testing.assert_close(image.flatten(), closed_form, atol=2e-3, rtol=0)
-    assert likeness(1 - image, image) == pytest.approx(-1)
-    assert likeness(torch.zeros(1, 6, 6), image) == 0

@@ -1,8 +1,7 @@
 """A cell of a table: how it is built and measured, and how finished ones are kept, so that a killed table goes on.
 
 What an algorithm is stands in ``configs/``; what a table changes stands in its overrides, arguments of ``flsv fit``, so
-that every cell is a command that can be repeated by hand. A cell without configuration files is no fit: its overrides
-are what its measurement works with.
+that every cell is a command that can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import hashlib
 import importlib
 import inspect
 import json
-import os
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +25,6 @@ from typing import Any
 import lightning as L
 import yaml
 from common import be_quiet
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 import flsv
 from flsv import FederatedLoop
@@ -46,8 +42,6 @@ QUIET = {
     "federation.reporting.table": False,
     "federation.evaluation.every": 0,
 }
-#: Name of the environment's variable with the folder in which unfinished fits keep their checkpoints.
-UNFINISHED = "FLSV_UNFINISHED"
 Measured = dict[str, Any]  # what JSON can hold
 Results = dict[tuple[str, str, int], Measured]  # by row, column and seed
 
@@ -80,8 +74,6 @@ class Cell:
     @property
     def command(self) -> str:
         """The same run by hand; every ``seed`` in the files is the cell's, too."""
-        if not self.files:
-            return shlex.join([self.measure, f"--seed={self.seed}", *_options(self.overrides, self.seed)])
         files = [part for file in self.files for part in ("--config", f"configs/{file}")]
         return shlex.join(["flsv", "fit", *files, *_options({**_seeds(self.seed), **self.overrides}, self.seed)])
 
@@ -148,27 +140,8 @@ def federated_loop(trainer: L.Trainer) -> FederatedLoop:
 def global_accuracy(cell: Cell, root: str) -> Measured:
     """``accuracy`` and ``balanced_accuracy`` of the last global model on the test set, in %."""
     with built(cell, root) as cli:
-        fit(cli, cell)
-        return test_accuracies(cli)
-
-
-def fit(cli: FederatedCLI, cell: Cell) -> None:
-    """Fit a cell; if the environment names a folder for unfinished fits, from where an earlier one has ended.
-
-    A checkpoint is written after each round, and removed once the fit has ended.
-    """
-    folder = os.environ.get(UNFINISHED)
-    if not folder:
         cli.trainer.fit(cli.model, cli.datamodule)
-        return
-    name = hashlib.sha256(f"{cell.command} {version(cell)}".encode()).hexdigest()[:16]
-    last = Path(folder, name, "last.ckpt")
-    saved = ModelCheckpoint(last.parent, filename=last.stem, every_n_epochs=1, enable_version_counter=False)
-    cli.trainer.callbacks.append(saved)  # type: ignore[attr-defined]
-    if last.exists():
-        print(f"{cell.column}, {cell.row}, seed {cell.seed} goes on from {last}", flush=True)
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=last if last.exists() else None)
-    shutil.rmtree(last.parent)
+        return test_accuracies(cli)
 
 
 def test_accuracies(cli: FederatedCLI) -> Measured:

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from cells import Cell, Measured, built, federated_loop, fit
+from cells import Cell, Measured, built, federated_loop
 from own_models import OwnModels
 from torch import Tensor
 
@@ -51,12 +51,6 @@ class Tested(OwnModels):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._test(trainer, pl_module, int(trainer.max_epochs or 0))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.curve = state_dict["curve"]
-
     def _test(self, trainer: L.Trainer, pl_module: L.LightningModule, rounds: int) -> None:
         super().on_train_end(trainer, pl_module)
         self.curve[rounds] = {name: (100 * each["balanced_accuracy"]).tolist() for name, each in self.scores.items()}
@@ -69,7 +63,7 @@ def tested(cell: Cell, root: str) -> Measured:
         tests = Tested(loop, EVERY.get(cell.column, 0))
         cli.trainer.callbacks.append(tests)  # type: ignore[attr-defined]
         L.seed_everything(cell.seed, verbose=False)  # all rows start from the same weights
-        fit(cli, cell)
+        cli.trainer.fit(cli.model, cli.datamodule)
     cssv = loop.contribution_metrics.contributions.get("cssv")
     return {
         **list(tests.curve.values())[-1],

@@ -1,7 +1,6 @@
 """How far values from predicted outputs lie from those of retrained coalitions.
 
     python tools/studies/predicted.py train tuning held_out    or names; goes on where it was stopped
-    python tools/studies/predicted.py tune                  the rule, on the federations for tuning
     python tools/studies/predicted.py table [--csv FILE]    the held-out federations, once the rule stands
     python tools/studies/predicted.py brackets [--csv FILE] what 90 % intervals hold, in both sets
     python tools/studies/predicted.py joining [--csv FILE]  what a client adds to all others, by three seeds
@@ -141,27 +140,6 @@ def interval(differences: Iterable[float]) -> str:
     """A mean over federations, with half its 90 % interval."""
     found = torch.tensor([*differences])
     return f"{found.mean():+.2f} ± {t_quantile(0.9, len(found) - 1) * found.std() / len(found) ** 0.5:.2f}"
-
-
-def tune(folder: Path) -> str:
-    """Percent misallocated in the federations for tuning, by rules."""
-    wrong: dict[str, list[float]] = {}
-    for of in found_of(TUNING, folder).values():
-        ways = {"exact": of["exact"]}
-        for which in DESIGNS:
-            pair = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
-            ways[f"{which}: scores"] = of[f"scores, {which}"]
-            ways |= {f"{which}: {100 * part:.0f} % ensemble": mixed(*pair, part) for part in (0, 0.25, 0.5, 0.75, 1)}
-        for way, values in ways.items():
-            for seeds in (1, 3):
-                wrong.setdefault(f"{seeds}, {way}", []).append(wrong_by(values, of["exact"], seeds))
-    lines = [["seeds, way", "misallocated, %", "over exact", "most over exact", "over the rule"]]
-    for way, each in wrong.items():
-        over = np.subtract(each, wrong[f"{way[0]}, exact"])
-        rule = wrong.get(f"{way.partition(':')[0]}: {100 * PART:.0f} % ensemble", each)
-        cells = [interval(over), f"{over.max():.1f}", interval(np.subtract(each, rule))]
-        lines.append([way, f"{np.mean(each):.2f}", *cells])
-    return grid(lines)
 
 
 #: Ways of one seed, and of three.
@@ -369,7 +347,7 @@ def lies(folder: Path, names: Iterable[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "tune", "table", "brackets", "joining", "lies"])
+    parser.add_argument("what", choices=["train", "table", "brackets", "joining", "lies"])
     parser.add_argument("names", nargs="*", help="federations, tuning, held_out")
     parser.add_argument("--folder", type=Path, default=Path("runs/predicted"))
     parser.add_argument("--csv", type=Path)
@@ -379,7 +357,6 @@ def main() -> None:
     names = [name for each in options.names for name in sets.get(each, [each])]
     commands: dict[str, Callable[[], str]] = {
         "train": lambda: train(options.folder, names),
-        "tune": lambda: tune(options.folder),
         "table": lambda: table(options.folder, options.csv),
         "brackets": lambda: brackets(options.folder, options.csv),
         "joining": lambda: joining(options.folder, options.csv),

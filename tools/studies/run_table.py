@@ -7,7 +7,6 @@
 The file holds:
 
     about:    what the table shows, for --help
-    seeds:    how many there are by default (5); first_seed: the first of them (0)
     asked:    columns, or beginnings of their names, that run only where they are asked for
     short:    what --short overrides, by rules: ``if`` (row and column to patterns) and ``set``
     measure:  "module:function" of a cell and the folder of the data; blocks and parts may name another
@@ -36,12 +35,12 @@ from typing import Any
 
 import table_report
 import yaml
-from cells import UNFINISHED, Cell, Kept, Results, finish, measure
+from cells import Cell, Kept, Results, finish, measure
 from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
 TABLES = Path(__file__).with_name("tables")
-KEYS = {"about", "seeds", "first_seed", "asked", "short", "measure", "blocks", "tables"}
+KEYS = {"about", "asked", "short", "measure", "blocks", "tables"}
 PART = {"files", "full_files", "set", "small", "full", "unset", "measure", "only", "drop"}
 BLOCK = PART | {"axes", "rules", "row", "column"}
 ONE_ROUND = {"trainer.max_epochs": 1, "trainer.accelerator": "cpu", "trainer.precision": "32-true"}
@@ -74,7 +73,7 @@ def cells_of(table: Mapping[str, Any], full: bool, seeds: Sequence[int]) -> list
 
 def shortened(table: Mapping[str, Any], cell: Cell) -> Cell:
     """One round on few images, on the CPU."""
-    options = {**cell.overrides, **(ONE_ROUND if cell.files else {})}
+    options = {**cell.overrides, **ONE_ROUND}
     for rule in table.get("short", ()):
         if _matches(rule.get("if", {}), {"row": cell.row, "column": cell.column}):
             options |= rule["set"]
@@ -145,9 +144,7 @@ def _matches(condition: Mapping[str, Any], at: Choice) -> bool:
 
 def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
     """The cells that the command line asks for."""
-    seeds = 1 if options.short else options.seeds or table.get("seeds", 5)
-    first = table.get("first_seed", 0)
-    cells = cells_of(table, options.full, range(first, first + seeds))
+    cells = cells_of(table, options.full, range(1 if options.short else options.seeds))
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
     if options.columns:
         there = {cell.column for cell in cells}
@@ -163,12 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file")
     parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets")
-    parser.add_argument(
-        "--full", action="store_true", help="the paper's setting, for a GPU; a cell goes on from its last round"
-    )
+    parser.add_argument("--full", action="store_true", help="the paper's setting, for a GPU")
     parser.add_argument("--short", action="store_true", help="one round, one seed, few images, nothing kept")
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
-    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--columns", nargs="+", help="columns of these names, or where there is none, that begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
@@ -190,8 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results: Results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
     else:
         kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
-        if options.full:  # a lease of a GPU may end within a cell
-            os.environ[UNFINISHED] = str(kept.path.with_suffix(".unfinished").absolute())
         results = finish(cells, kept, options.root, options.workers)
     tables = table_report.report(table["tables"], results)
     print(f"\n{table_report.markdown(tables)}")

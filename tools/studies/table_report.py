@@ -11,7 +11,6 @@ What stands under ``tables`` in a table's YAML, each with a ``title``:
     of:       "module:function" of a cell's result and those of the same column and seed by row: the path's start
     rows:     names or patterns, in the table's order; columns: the same
     digits:   of means (1), or a format
-    interval: true: means with their 95 % interval in the place of the deviation
     ours:     rows, each compared with the best other one (of ``others``, by default all that are not ours)
     minus:    row to the rows that are subtracted from it
     average:  name of one more table: the mean over the columns, of the rows and seeds that all of them have
@@ -35,33 +34,25 @@ from flsv.utilities.csv_files import save_csv
 
 Lines = list[list[str]]
 Values = Mapping[tuple[str, str], pd.Series]  # of row and column, by seed
-KEYS = {"title", "value", "of", "rows", "columns", "digits", "interval", "ours", "others", "minus", "average", "paper"}
-
-
-def with_interval(values: pd.Series, form: str = ".2f") -> tuple[str, bool]:
-    """The mean with its 95 % interval by Student's t, and whether that excludes 0.
-
-    Example:
-        >>> with_interval(pd.Series([2.0, 1.5, 2.5]))
-        ('2.00 [0.76, 3.24]', True)
-    """
-    known = values.dropna()
-    if known.empty:
-        return "-", False
-    mean = known.mean()
-    if len(known) == 1:
-        return f"{mean:{form}}", False
-    interval = (mean, mean)
-    if known.nunique() > 1:
-        interval = stats.ttest_1samp(known, 0.0).confidence_interval(0.95)
-    low, high = interval
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]", bool(low > 0 or high < 0)
+KEYS = {"title", "value", "of", "rows", "columns", "digits", "ours", "others", "minus", "average", "paper"}
 
 
 def paired(ours: pd.Series, other: pd.Series) -> str:
-    """Ours minus the other, over the seeds that both have; bold where the interval excludes 0."""
-    text, apart = with_interval(ours - other, "+.2f")
-    return f"**{text}**" if apart else text
+    """Ours minus the other over the seeds that both have, with its 95 % interval by Student's t; bold where that
+    excludes 0.
+
+    Example:
+        >>> paired(pd.Series([3.0, 2.5, 3.5]), pd.Series([1.0, 1.0, 1.0]))
+        '**+2.00 [+0.76, +3.24]**'
+    """
+    found = (ours - other).dropna()
+    if len(found) < 2:
+        return "-" if found.empty else f"{found.mean():+.2f}"
+    low = high = found.mean()
+    if found.nunique() > 1:
+        low, high = stats.ttest_1samp(found, 0.0).confidence_interval(0.95)
+    text = f"{found.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def spread(values: pd.Series, digits: int | str) -> str:
@@ -120,13 +111,13 @@ def over_columns(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def means(values: Values, rows: Iterable[str], columns: Sequence[str], show: Mapping[str, Any]) -> Lines:
-    """Mean and deviation or interval over the seeds, a line per row; the paper's number in brackets."""
+    """Mean and deviation over the seeds, a line per row; the paper's number in brackets."""
     lines, paper = [["", *columns]], show.get("paper", {})
     for row in rows:
         lines.append([row])
         for column in columns:
             numbers = values.get((row, column), pd.Series(dtype=float))
-            cell = with_interval(numbers)[0] if "interval" in show else spread(numbers, show.get("digits", 1))
+            cell = spread(numbers, show.get("digits", 1))
             theirs = paper.get(column, {}).get(row)
             lines[-1].append(cell if theirs is None or cell == "-" else f"{cell} ({theirs})")
     return lines

@@ -226,7 +226,7 @@ def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tens
 def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
     """Estimate the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
     # With unbiased=True they are within some 25 % of the spread. By default 1 to 1.8 times it, except on very smooth
-    # games (0.6 times), without the bias: docs/results/intervals.md.
+    # games (0.6 times), without the bias: docs/results/intervals.csv.
     variance = torch.zeros(())
     for layer, of_pairs in zip(layers, residuals, strict=True):
         terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
