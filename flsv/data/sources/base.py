@@ -21,7 +21,7 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
+from flsv.data.sources.table import Table, data_root, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -247,13 +247,6 @@ def _inputs(x: Any) -> Tensor:
     if found.is_floating_point():
         return found.float()
     return found if found.is_complex() else found.long()
-
-
-def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """Convert a DataFrame to a table; a Hugging Face data set without ``labels`` stays, since a model may read its
-    rows."""
-    as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
-    return frame if as_it_is else frame_table(frame)
 
 
 def one_numbering(

@@ -4,7 +4,6 @@ the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,11 +222,11 @@ def has_class_folders(path: Path) -> bool:
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
-def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
+def folder_by_client(path: Path) -> dict[str, Path]:
     """Return ``{client: path}`` of a folder with one table or subfolder per client, ``val`` and ``test`` among them;
     empty for images by class or split."""
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
-    tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
+    tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
     with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]
