@@ -18,7 +18,8 @@ from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sources.base import ColumnCard, SourceData, concatenated
+from flsv.data.sources.base import SourceData, concatenated
+from flsv.data.sources.columns import ColumnCard
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for

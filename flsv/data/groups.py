@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -53,18 +52,17 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
-    """Raise an error, or warn, if names are equal numbers, or words equal up to case, white space and a full stop."""
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise an error if names are equal numbers, or words equal up to case, white space and a full stop."""
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
     for alike in spellings.values():
-        shown = listed(alike, show=repr)
-        message = f"{where} has {shown}, which look like spellings of one name: use the same spelling everywhere."
-        if len(alike) > 1 and refuse:
-            raise ConfigurationError(message)
         if len(alike) > 1:
-            rank_zero_warn(message)
+            raise ConfigurationError(
+                f"{where} has {listed(alike, show=repr)}, which look like spellings of one name: use the same spelling "
+                "everywhere."
+            )
 
 
 def _meaning(name: str) -> Any:

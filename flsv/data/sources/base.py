@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lightning as L
 import numpy as np
-import pandas as pd
 import torch
 from jsonargparse.typing import restricted_string_type
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import WeightedDraws, tensors_of
-from flsv.data.sources.columns import Columns
+from flsv.data.sources.columns import ColumnCard, Columns
 from flsv.data.sources.table import Table, data_root, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
@@ -34,31 +33,6 @@ else:
     # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
     # not read a text file as the option's value.
     Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: its kind and its values.
-
-    Args:
-        name: name of the column.
-        kind: kind of the column, such as ``"numbers"``, ``"categories"``, ``"left out"``.
-        values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
-            is read, those of the training samples in :class:`SourceData`.
-        categories: the different words of the training rows, sorted; None if the column does not have categories.
-    """
-
-    name: str
-    kind: str
-    values: pd.Series
-    categories: Sequence[str] | None = None
-
-    @property
-    def became(self) -> str:
-        """Text that says as what features the column is used, such as ``"3 categories"`` or ``"0 or 1"``."""
-        if self.categories is not None:
-            return f"{len(self.categories)} categories"
-        return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)
@@ -148,7 +122,7 @@ class Reading:
 
     def table(self, path: Path) -> Table:
         """Read the table in a file."""
-        return read_table_file(path, self.columns.delimiter, self.columns.encoding)
+        return read_table_file(path, self.columns.encoding)
 
     def table_label(self, table: Table) -> str:
         """Return the name of the column to predict, which ``table`` must have.
