@@ -376,7 +376,7 @@ def test_table_with_wrong_options_is_refused(options, message):
 
 
 def test_equal_tables_have_equal_hashes():
-    clients = {name: pd.DataFrame(patients(30, seed)) for name, seed in (("a", 1), ("b", 2), ("c", 1))}
+    clients = {name: patients(30, seed) for name, seed in (("a", 1), ("b", 2), ("c", 1))}
     hashes = sample_hashes(ready(clients=clients, labels="ill", server_val=0))
     assert hashes["0"] == hashes["2"] != hashes["1"]
 
