@@ -11,7 +11,7 @@ from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from flsv.data.groups import client_called, names_of_parts
+from flsv.data.groups import client_called
 from flsv.data.partition import Partitioner, shuffled
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
@@ -102,25 +102,24 @@ def split_federation(
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
-        _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
+        shown = listed([group_names[group] if group_names else group for group in lost], show=repr)
+        message = (
+            f"No sample is left to {shown}: all went to the server's validation set or were left out "
+            f"(max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
+        )
+        if lost and whole:
+            raise ConfigurationError(message)
+        if lost:
+            rank_zero_warn(message)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
     called: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
-        called = names_of_parts([rest[part] for part in parts], groups, group_names)
+        held = [groups[rest[part]].unique() for part in parts]
+        # Clients with several groups have no names.
+        called = tuple(group_names[int(each)] for each in held) if all(len(each) == 1 for each in held) else ()
     numbered = enumerate(parts, partitioner.first_client)
     clients = [_split_client(client, rest[part], options, called) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), called)
-
-
-def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
-    message = (
-        f"No sample is left to {listed(lost, show=repr)}: all went to the server's validation set or were left out "
-        f"(max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
-    )
-    if lost and whole:
-        raise ConfigurationError(message)
-    if lost:
-        rank_zero_warn(message)
 
 
 def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:

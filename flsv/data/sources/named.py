@@ -194,22 +194,17 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
 
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
-    for file, _ in images.samples:
-        read_image(file, decode=False)
     images.by_name = True  # as array_set does
     return images
 
 
-def read_image(path: str, decode: bool = True) -> Image.Image | None:
-    """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG)."""
+def read_image(path: str) -> Image.Image:
+    """Read an image in RGB."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
                 raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
-            if decode:
-                return image.convert("RGB")
-            image.verify()
-            return None
+            return image.convert("RGB")
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
 
