@@ -1,18 +1,15 @@
-"""Figures of a valuation for the server, and pictures and tables for each client only."""
+"""Figures of a valuation for the server, and a table for each client only."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from flsv.core import LocalData
-from flsv.core.artifacts import keep_artifact
 from flsv.utilities.charts import PALETTE, client_label, draw_bars, label_text
 from flsv.utilities.csv_files import save_csv
 from flsv.valuation.fedbary import Valuation
@@ -56,53 +53,6 @@ def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> 
     for axis, (title, values) in zip(figure.subplots(1, 2), panels):
         draw_bars(axis, values.double().numpy(), labels)
         axis.set_title(title)
-    return figure
-
-
-MOST_HARMFUL = "most_harmful"
-
-
-def keep_pictures(local: LocalData, count: int) -> None:
-    """Store a picture of the most harmful samples, valued images, at the client.
-
-    This function runs at the client (``client.ask(keep_pictures, count)``). Nothing is sent to the server.
-
-    Args:
-        local: the client's own data.
-        count: largest number of samples in the picture. 0: no picture.
-    """
-    found: SampleValues | None = local.memory.get(SampleValues)
-    if found is None or count < 1:
-        return
-    x, y = local.samples()
-    if x.ndim != 4 or x.shape[1] not in (1, 3):
-        return
-    worst = found.gradients.argsort(descending=True, stable=True)[:count]
-    images, labels = x[worst.to(x.device)].float().cpu(), y[worst.to(y.device)].tolist()
-    draw = partial(draw_grid, images, labels, found.gradients[worst].tolist(), found.flagged[worst].tolist())
-    keep_artifact(local, MOST_HARMFUL, draw)
-
-
-def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
-    """Draw images in a grid, titled with label and gradient, in red where flagged."""
-    from matplotlib.figure import Figure
-    from torchvision.utils import make_grid
-
-    columns = min(8, math.ceil(math.sqrt(len(images))))
-    finite = images[images.isfinite()]
-    low, high = (finite.min(), finite.max()) if finite.numel() else (torch.tensor(0.0), torch.tensor(1.0))
-    shown = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
-    # One picture of all images: an axis for each takes much longer.
-    gap, side = max(2, shown.shape[2] // 4), shown.shape[3]
-    canvas = make_grid(shown, columns, padding=gap, pad_value=1.0)
-    figure = Figure(figsize=(1.3 * columns, 1.3 * columns * canvas.shape[1] / canvas.shape[2]), dpi=100)
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.axis("off")
-    axis.imshow(canvas.permute(1, 2, 0).numpy())
-    for place, (label, value, bad) in enumerate(zip(labels, gradients, flagged)):
-        x = gap + (place % columns) * (side + gap) + side / 2
-        y = (place // columns) * (shown.shape[2] + gap) + gap / 2
-        axis.text(x, y, f"{label}: {value:.3g}", size=7, ha="center", va="center", color="#b03030" if bad else "black")
     return figure
 
 
