@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,14 +24,13 @@ from flsv.functional import TransportServer, contribution_shares, wasserstein_ba
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.potentials import Part
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.features import Features, make_features
-from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
+from flsv.valuation.questions import Covariance, FirstAnswer, Rule, Verdict
 
 LARGEST = 100  # default number of support points, if all clients have enough samples for it
-FEW = 10  # with fewer support points distances are coarse, and there is a warning
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class FedBary(ValidatedArguments):
         t: Annotated[float, Gt(0), Lt(1)] = 0.5,
         p: Annotated[float, Ge(1)] = 2.0,
         calibration: Literal["class", "client"] = "class",
-        rule: Literal["outlier", "positive"] = "outlier",
+        rule: Rule = "outlier",
         blur: Positive = 0.1,
         scaling: Annotated[float, Gt(0), Lt(1)] = 0.7,
         part: Part = "both",
@@ -149,8 +147,9 @@ class FedBary(ValidatedArguments):
     ) -> None:
         self.features = make_features(features)
         self.support, self.iterations, self.t, self.p = support, iterations, t, p
-        self.labels = Labels(covariance, label_weight)
-        self.judging = Judging(blur, scaling, part, chunk, calibration, rule)
+        self.label_weight, self.covariance = label_weight, covariance
+        self.calibration, self.rule = calibration, rule
+        self.blur, self.scaling, self.part, self.chunk = blur, scaling, part, chunk
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
@@ -164,13 +163,6 @@ class FedBary(ValidatedArguments):
         if self.support is None and safe:
             support = min(support, safe)
         check_support(support, sizes[smallest], f"client {smallest}")
-        if self.support is None and support < FEW:
-            warnings.warn(
-                f"FedBary: client {smallest} has {sizes[smallest]} samples, which allow support={support} for all, and "
-                "distances from so few points are coarse. Leave small clients out, or set support and "
-                "allow_reconstruction=True.",
-                stacklevel=1,  # one place, so that the same warning is shown once
-            )
         return support
 
     def value(
@@ -201,8 +193,7 @@ class FedBary(ValidatedArguments):
         own = None if server is None else server.samples("val")
         self.features.fit(None if own is None else own[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
-        enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
-        enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
+        enter = partial(questions.enter, key=key, embed=embed, how=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
@@ -234,20 +225,16 @@ class FedBary(ValidatedArguments):
         whole = x.isfinite().all(1)
         if not whole.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        return questions.embed_labels(x[whole], y.cpu()[whole], self.labels)[0], x.shape[1]
+        return questions.embed_labels(x[whole], y.cpu()[whole], self)[0], x.shape[1]
 
     def _check_features(self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None) -> None:
         if not there:
             raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
         dims = {f"client {client.id}": presence.features for client, presence in there.items()}
         dims |= {} if points is None else {"the server": points[1]}
-        first, dim = next(iter(dims.items()))
-        for name, other in dims.items():
-            if other != dim:
-                raise ConfigurationError(
-                    f"{first} has {dim} features and {name} has {other} ({self.features!r}): samples can be compared "
-                    "in the same features only. Bring all inputs to one shape."
-                )
+        if len({*dims.values()}) > 1:
+            shown = listed(f"{name} has {dim}" for name, dim in dims.items())
+            raise ConfigurationError(f"{self.features!r}: {shown} features. Bring all inputs to one shape.")
 
     def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
         """Compute the clients' barycenter, the target if the server has no samples."""
@@ -272,14 +259,8 @@ class FedBary(ValidatedArguments):
         verdict = None
         if judge:
             assert server.eta is not None
-            verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
+            verdict = client.ask(questions.judge, key, server.eta, self, seed)
         return server.distance, verdict
-
-    def __repr__(self) -> str:
-        return (
-            f"FedBary(features={self.features!r}, support={self.support}, iterations={self.iterations}, "
-            f"label_weight={self.labels.weight})"
-        )
 
 
 @dataclass(frozen=True)

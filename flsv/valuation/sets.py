@@ -11,7 +11,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from flsv.core import Client, LocalData, Split
-from flsv.utilities.errors import ConfigurationError, need_classes
+from flsv.utilities.errors import need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
@@ -45,13 +45,8 @@ def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list
         device: device to which samples are moved, and on which their features are computed. Transport runs on the CPU.
 
     Raises:
-        ConfigurationError: the samples have no classes, or the device does not exist.
+        ConfigurationError: the samples have no classes.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # no such name, or torch is built without
-        first = str(error).splitlines()[0]
-        raise ConfigurationError(f"device={str(device)!r}: nothing can be put there ({first}).") from error
     if (missing := getattr(data, "no_classes", None)) is not None:
         raise need_classes("samples are valued together with their classes", missing, "leave the valuation out")
     counts = data.class_counts
