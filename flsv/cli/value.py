@@ -28,7 +28,7 @@ from flsv.utilities.charts import drawing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, participants_of, write_flagged
-from flsv.valuation.figures import draw_contributions, histograms_of
+from flsv.valuation.fedbary import draw_contributions, histograms_of
 
 
 def value(

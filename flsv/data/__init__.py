@@ -10,6 +10,7 @@ from flsv.data.partition import (
     IIDPartitioner,
     OneClient,
     Partitioner,
+    Splits,
     partition_counts,
     plot_partition,
 )
@@ -25,7 +26,6 @@ from flsv.data.sources.base import Files, SourceData
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CharacterData, CSVData, TableData, TextData
 from flsv.data.sources.named import DATA_SETS, load_image_data
-from flsv.data.splits import Splits
 
 __all__ = [
     "DATA_SETS",

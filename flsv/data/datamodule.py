@@ -18,12 +18,11 @@ from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, partition_data, with_client, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
-from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner, Splits
 from flsv.data.sources.base import Files, Reading, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
-from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for

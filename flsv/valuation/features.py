@@ -167,11 +167,6 @@ class Moments:
         return Moments(len(x), x.sum(0), x.T @ x)
 
     def __add__(self, other: Moments) -> Moments:
-        if len(self.total) != len(other.total):
-            raise ConfigurationError(
-                f"samples with {len(self.total)} and with {len(other.total)} numbers have no common components. Give "
-                "every client inputs of one shape."
-            )
         return Moments(self.count + other.count, self.total + other.total, self.square + other.square)
 
     def mean(self) -> Tensor:
@@ -193,8 +188,7 @@ class PCA(Features):
         components: number of components. With fewer samples or dimensions, as many as possible.
 
     Raises:
-        ConfigurationError: at construction: ``components`` is below 1. At the fit: there is no finite sample, or
-            samples differ in size. At the call: the samples have another size than in the fit.
+        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -234,10 +228,6 @@ class PCA(Features):
         if self._mean is None:
             raise RuntimeError(f"{self!r} is not fitted yet: call fit first.")
         x = x.flatten(1).float()
-        if x.shape[1] != len(self._mean):
-            raise ConfigurationError(
-                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
-            )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 
 

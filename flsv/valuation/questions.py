@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
+from flsv.utilities.csv_files import save_csv
 from flsv.utilities.declared import checked
 from flsv.utilities.seeding import generator_for
 
@@ -187,6 +189,40 @@ def sample_values(local: LocalData) -> SampleValues:
     the server would receive the result.
     """
     return local.memory[SampleValues]
+
+
+FLAGGED = "flagged.csv"
+
+
+def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
+    """Write ``flagged.csv``, the client's flagged samples, into its folder.
+
+    This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
+    are the sample's ``index`` in the data set, its ``label`` (the class's name, if there are names), its ``score``,
+    the calibrated gradient in squared feature units or empty if it is not finite, and ``why``. The most harmful samples
+    come first. If no sample is flagged, the file has only the header. If the client has not valued its samples, no file
+    is written.
+
+    Args:
+        local: the client's own data.
+        folder: the client's own folder, which is created if it does not exist.
+        indices: int64 ``[m]``, indices of the client's training samples in the data set, in the order in which the
+            client reads them.
+        class_names: names of the M classes. None: the file has the classes' numbers.
+    """
+    found: SampleValues | None = local.memory.get(SampleValues)
+    if found is None or len(found.why) != len(found.gradients):
+        return
+    y = local.samples()[1].tolist()
+    rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
+    for place in found.gradients.argsort(descending=True, stable=True).tolist():
+        if found.flagged[place]:
+            score = found.gradients[place].item()
+            label = y[place] if class_names is None else class_names[y[place]]
+            known = f"{score:.6g}" if score < float("inf") else ""
+            rows.append((int(indices[place]), label, known, found.why[place]))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_csv(folder / FLAGGED, rows)
 
 
 def leave(local: LocalData, key: Any) -> None:

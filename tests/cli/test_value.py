@@ -10,8 +10,7 @@ from flsv.cli import main
 from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.utilities.seeding import generator_for
-from flsv.valuation import FedBary
-from flsv.valuation.sets import participants_of
+from flsv.valuation import FedBary, participants_of
 from helpers.runs import rows
 
 

@@ -14,7 +14,7 @@ from flsv.core.local_data import _answering
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
-from flsv.valuation.figures import draw_contributions, histograms_of
+from flsv.valuation.fedbary import draw_contributions, histograms_of
 from flsv.valuation.questions import BINS
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))

@@ -20,7 +20,7 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.columns import ColumnCard, Columns
-from flsv.data.sources.table import Table, data_root, is_columnar, read_table_file
+from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -119,22 +119,6 @@ class Reading:
     group: str | None = None
     columns: Columns = field(default_factory=Columns)
     pos_label: str | bool | int | None = None
-
-    def table(self, path: Path) -> Table:
-        """Read the table in a file."""
-        return read_table_file(path, self.columns.encoding)
-
-    def table_label(self, table: Table) -> str:
-        """Return the name of the column to predict, which ``table`` must have.
-
-        Raises:
-            ConfigurationError: the user named no column to predict, or the table has no such column.
-        """
-        if self.label is None:
-            has = f"It has {listed(table.frame.columns, 20)}."
-            raise ConfigurationError(f"{table.path} is a table: set labels, the column to predict. {has}")
-        table.column(self.label, "labels")
-        return self.label
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:

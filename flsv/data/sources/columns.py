@@ -159,7 +159,7 @@ class ColumnCard:
 
     Args:
         name: name of the column.
-        kind: kind of the column, such as ``"numbers"``, ``"categories"``, ``"left out"``.
+        kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
         values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
             is read, those of the training samples in :class:`SourceData`.
         categories: the different words of the training rows, sorted; None if the column does not have categories.

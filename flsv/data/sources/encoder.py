@@ -193,15 +193,20 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def tables_source(
-    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], label: str, reading: Reading, clients: bool
+    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], reading: Reading, clients: bool
 ) -> SourceData:
     """Return the source of tables; its function ``fitted`` makes the features once the training rows are known."""
+    first = next(iter(tables.values()))
+    if reading.label is None:
+        has = f"It has {listed(first.frame.columns, 20)}."
+        raise ConfigurationError(f"{first.path} is a table: set labels, the column to predict. {has}")
+    first.column(reading.label, "labels")
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
             for name, table in tables.items()
         }
-    encoder = TableEncoder(reading.columns, label, reading.group, reading.pos_label)
+    encoder = TableEncoder(reading.columns, reading.label, reading.group, reading.pos_label)
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, reading.group, tuple(tables), clients)

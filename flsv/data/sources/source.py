@@ -40,7 +40,15 @@ from flsv.data.sources.base import (
 )
 from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
-from flsv.data.sources.table import Table, find_place, frame_table, is_columnar, is_table_file, looked_at
+from flsv.data.sources.table import (
+    Table,
+    find_place,
+    frame_table,
+    is_columnar,
+    is_table_file,
+    looked_at,
+    read_table_file,
+)
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
 KINDS = (
@@ -69,7 +77,7 @@ def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Ta
         tables = [entry for entry in place.iterdir() if entry.name[0] != "." and is_table_file(entry)]
         place = tables[0] if len(tables) == 1 else place
     if place is not None and is_table_file(place):
-        return reading.table(place)
+        return read_table_file(place, reading.columns.encoding)
     if place is not None and place.is_dir() and has_class_folders(place):
         return image_folder(place, files.image_size)
     if not whole:
@@ -127,14 +135,9 @@ def open_source(
             raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, True, joining)
-    parts = _splits(source)
-    return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading, False, joining)
-
-
-def _splits(source: Any) -> dict[str, Any]:
-    """Return ``{"train": source}``, or ``{"train": first, "test": second}`` of a pair of data sets."""
     pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    return dict(zip(("train", "test"), source if pair else [source]))
+    train, *test = source if pair else [source]
+    return _own_source({"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining)
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,9 +181,8 @@ def _own_source(
             f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all data as tables, or none."
         )
     if True in kinds:
-        label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
         # For mypy: all are tables.
-        return tables_source(parts, held, label, reading, clients)  # type: ignore[arg-type]
+        return tables_source(parts, held, reading, clients)  # type: ignore[arg-type]
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)
     return _sets_source(found, parts, held, reading.pos_label, clients)
 
