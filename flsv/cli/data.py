@@ -91,8 +91,7 @@ def notes(data: FederatedDataModule) -> list[str]:
             without = counts.index[counts[name] == 0]
             if len(without):
                 found.append(f"No training sample of {name}: {listed(without)}.")
-    lacking = missing(data)
-    for name, shares in lacking[lacking[READ_AS] != "left out"].drop(columns=READ_AS).iterrows():
+    for name, shares in missing(data).drop(columns=READ_AS).iterrows():
         mostly = shares.index[shares - shares.min() > 0.5]
         if len(mostly):
             found.append(

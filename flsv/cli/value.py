@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
-from flsv.core.artifacts import client_folders, write_artifacts
+from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.results.terminal import print_table, shown_clients
 from flsv.results.text import numbers
@@ -27,8 +27,8 @@ from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.charts import drawing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.seeding import generator_for
-from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
-from flsv.valuation.figures import draw_contributions, histograms_of
+from flsv.valuation import FedBary, Valuation, participants_of, write_flagged
+from flsv.valuation.fedbary import draw_contributions, histograms_of
 
 
 def value(
@@ -37,22 +37,20 @@ def value(
     out: Path = Path("runs/value"),
     *,
     seed: int | None = None,
-    pictures: int = 16,
     validation: bool = True,
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
     """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
-    Each client's own files are written to ``out/clients/<name>``: a grid of its most harmful images and the list of its
-    flagged samples (``flagged.csv``, see :func:`flsv.valuation.write_flagged`).
+    Each client's flagged samples are listed in ``out/clients/<name>/flagged.csv``, see
+    :func:`flsv.valuation.write_flagged`.
 
     Args:
         data: the data module, set up or not.
         valuer: the method of valuation.
         out: the folder of the files.
         seed: seed of the random points with which the protocol starts; None: the seed of ``seed_everything``.
-        pictures: the number of images in each client's grid; 0 for none.
         validation: whether to use the server's validation set, if there is one; False: use the clients' barycenter.
         device: the device on which features are computed, such as ``"cuda"`` for a backbone.
         table: whether to print the table.
@@ -77,8 +75,6 @@ def value(
     folders = client_folders(names)
     for client in clients:
         own = out / "clients" / folders[client.id]
-        client.ask(keep_pictures, pictures)
-        client.ask(write_artifacts, own)
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
     if table:
         target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
@@ -104,4 +100,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
     print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
-        print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")
+        print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")

@@ -10,6 +10,7 @@ from flsv.data.partition import (
     IIDPartitioner,
     OneClient,
     Partitioner,
+    Splits,
     partition_counts,
     plot_partition,
 )
@@ -21,12 +22,10 @@ from flsv.data.skew import (
     ShardPartitioner,
     SizePartitioner,
 )
-from flsv.data.sources.base import Files, Reading, SourceData
+from flsv.data.sources.base import Files, SourceData
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CharacterData, CSVData, TableData, TextData
 from flsv.data.sources.named import DATA_SETS, load_image_data
-from flsv.data.sources.source import Source
-from flsv.data.splits import Splits
 
 __all__ = [
     "DATA_SETS",
@@ -49,10 +48,8 @@ __all__ = [
     "Partitioner",
     "PathologicalPartitioner",
     "ProportionPartitioner",
-    "Reading",
     "ShardPartitioner",
     "SizePartitioner",
-    "Source",
     "SourceData",
     "Splits",
     "TableData",

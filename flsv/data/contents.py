@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -18,27 +17,23 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
-from flsv.data.splits import FederatedSplits
+from flsv.data.partition import FederatedSplits
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs
 
 #: The contents of files are hashed only if a participant's files have fewer bytes than this in total.
 FILE_BYTES = 2**26
-#: Number of participants one sample of whom is read and hashed if the samples are not tensors.
-LOOKED_AT = 8
 _ROWS = 1024  # samples that are processed at a time
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
     """Return ``{participant: hash}`` of the participants' samples; what is hashed is in docs/reliability.md."""
-    held = {name: indices for name, indices in holders.items() if len(indices)}
-    every = -(-len(held) // LOOKED_AT)
-    return {name: _hash_of(dataset, held[name], place % every == 0) for place, name in enumerate(held)}
+    return {name: _hash_of(dataset, indices) for name, indices in holders.items() if len(indices)}
 
 
-def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
+def _hash_of(dataset: Any, indices: Tensor) -> str:
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
         return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
@@ -49,7 +44,7 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
         # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
             found += [name, torch.as_tensor(held)[indices]]
-    return digest([*found, _read(dataset, int(indices[0])) if read and len(indices) else b""]).hex()
+    return digest([*found, _read(dataset, int(indices[0])) if len(indices) else b""]).hex()
 
 
 def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
@@ -123,8 +118,7 @@ def not_finite(dataset: Dataset) -> Tensor:
 
 
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
-    """Refuse validation and test samples whose inputs are not finite, and warn of such training samples, whose clients
-    are left out by name in their rounds."""
+    """Raise ConfigurationError for validation and test samples whose inputs are not finite."""
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}
     for client, parts in enumerate(splits.clients):
@@ -133,13 +127,7 @@ def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Da
     found |= {f"the {name} data": not_finite(data) for name, data in held_out.items() if data is not None}
     for name, rows in found.items():
         if len(rows):
-            raise ConfigurationError(_not_finite(name, rows))
-    if len(broken):
-        rank_zero_warn(_not_finite("the training data", broken))
-
-
-def _not_finite(name: str, broken: Tensor) -> str:
-    return (
-        f"{len(broken)} samples of {name} have NaN or infinite inputs: {in_words(broken.tolist())}. Repair them or "
-        "leave them out."
-    )
+            raise ConfigurationError(
+                f"{len(rows)} samples of {name} have NaN or infinite inputs: {in_words(rows.tolist())}. Repair them or "
+                "leave them out."
+            )

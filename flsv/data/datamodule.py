@@ -18,12 +18,11 @@ from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, partition_data, with_client, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
-from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner, Splits
 from flsv.data.sources.base import Files, Reading, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
-from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -138,18 +137,26 @@ class FederatedDataModule(FederationView):
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
-        self._reading = _reading(source, files, labels, groups, columns, pos_label)
+        if columns is not None and (isinstance(source, L.LightningDataModule) or not isinstance(labels, str)):
+            raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
+        label, group = (each if isinstance(each, str) else None for each in (labels, groups))
+        self._reading = Reading(files, label, group, as_columns(columns), pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        _check_clients(clients, source, groups)
+        if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
+            raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
         check("partitioner", self.partitioner, Partitioner)
-        self.corruptions = _checked_corruptions(corruptions, source)
+        self.corruptions = tuple(corruptions or ())
+        for corruption in self.corruptions:
+            check("corruptions", corruption, Corruption)
+            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
+                raise ConfigurationError(f"{corruption!r} needs data sets, (train, test), not a data module's loaders.")
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -326,27 +333,3 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 def _name(given: Any) -> Any:
     """Return a column's name as text (a DataFrame may have numbers for names); return other arguments unchanged."""
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
-
-
-def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, pos_label: Any) -> Reading:
-    """Check that the arguments about reading fit together, and return them as one object."""
-    if columns is not None and (isinstance(source, L.LightningDataModule) or not isinstance(labels, str)):
-        raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
-    label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-    return Reading(files, label, group, as_columns(columns), pos_label)
-
-
-def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
-    if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-        raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
-
-
-def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
-    found = tuple(corruptions or ())
-    for corruption in found:
-        check_argument("FederatedDataModule", "corruptions", corruption, Corruption)
-        if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-            raise ConfigurationError(
-                f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
-            )
-    return found

@@ -17,9 +17,9 @@ from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
-from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sources.base import ColumnCard, SourceData, concatenated
-from flsv.data.splits import FederatedSplits, Splits, split_federation
+from flsv.data.partition import FederatedSplits, Partitioner, Splits, partition_counts, split_federation
+from flsv.data.sources.base import SourceData, concatenated
+from flsv.data.sources.columns import ColumnCard
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
@@ -223,18 +223,11 @@ def with_client(data: FederatedData, source: SourceData, name: str, loader: Load
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None) -> None:
-    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
+    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if draws is not None:
-        own = [draws.among(held["train"]) for held in splits.clients]
-        samples = [each.count for each in own]
-        if bad := [client for client, each in enumerate(own) if each.count and not each.possible]:
-            called = client_called(bad[0], splits.names, "Client")
-            raise ConfigurationError(
-                f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
-                f"loader, which draws {own[bad[0]].count} of them. Give more samples a weight, or replacement=True."
-            )
+        samples = [draws.among(held["train"]).count for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
         called = client_called(samples.index(min(samples)), splits.names, "Client")
         raise ConfigurationError(

@@ -14,10 +14,10 @@ from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
-from flsv.data.partition import Partitioner
-from flsv.data.sources.base import ColumnCard, Reading
+from flsv.data.partition import Partitioner, Splits
+from flsv.data.sources.base import Reading
+from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.source import source_name
-from flsv.data.splits import Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed

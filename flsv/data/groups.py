@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -42,8 +41,6 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
 
 
-#: At most this many groups are listed in the name of a client that holds several groups.
-_MOST = 3
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
@@ -53,18 +50,17 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
-    """Raise an error, or warn, if names are equal numbers, or words equal up to case, white space and a full stop."""
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise an error if names are equal numbers, or words equal up to case, white space and a full stop."""
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
     for alike in spellings.values():
-        shown = listed(alike, show=repr)
-        message = f"{where} has {shown}, which look like spellings of one name: use the same spelling everywhere."
-        if len(alike) > 1 and refuse:
-            raise ConfigurationError(message)
         if len(alike) > 1:
-            rank_zero_warn(message)
+            raise ConfigurationError(
+                f"{where} has {listed(alike, show=repr)}, which look like spellings of one name: use the same spelling "
+                "everywhere."
+            )
 
 
 def _meaning(name: str) -> Any:
@@ -88,19 +84,6 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
             f"Clients are called {listed(values, 20, repr)}: names need a visible character, and must differ."
         )
     return tuple(names)
-
-
-def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Return clients' names made of their groups', such as ``"Boston + Lyon + 3 more"``."""
-    found: list[str] = []
-    for part in parts:
-        held = [names[group] for group in groups[part].unique().tolist()]
-        more = [f"{len(held) - _MOST} more"] if len(held) > _MOST else []
-        name = " + ".join([*held[:_MOST], *more])
-        name = f"group {name}" if _NUMBER.fullmatch(name) and name != str(len(found)) else name
-        # A group may itself be called "a + b".
-        found.append(name if name not in found else f"{name} ({len(found)})")
-    return tuple(found)
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:

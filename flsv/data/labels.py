@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -199,13 +198,10 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
     """Return the labels, int64 ``[N]``, if they are integers that may be classes."""
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())
-    why = f"the labels are {distinct} different numbers up to {largest}"
-    if found.min() < 0:
-        why = "the labels are not classes: some are below 0"
-    elif named or not (_is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))):
-        return torch.from_numpy(found.astype(np.int64))
-    rank_zero_warn(f"{type(train).__name__}: {why}. They are treated as numbers, since no component needs classes.")
-    raise _NoClassError(why)
+    identify = _is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))
+    if found.min() < 0 or (identify and not named):
+        raise _NoClassError(f"the labels are {distinct} different numbers from {found.min()} to {largest}")
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def _unusable(dataset: Dataset, why: str) -> str:

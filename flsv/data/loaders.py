@@ -47,10 +47,6 @@ class WeightedDraws:
         count = max(min(1, len(indices)), round(self.count * len(indices) / len(self.weights)))
         return WeightedDraws(self.weights[indices], count, self.replacement)
 
-    @property
-    def possible(self) -> bool:
-        return int((self.weights > 0).sum()) >= (1 if self.replacement else self.count)
-
 
 def drawn_order(length: int, generator: torch.Generator, draws: WeightedDraws | None = None) -> Tensor:
     """Return an epoch's samples in the order of reading, int64: each of ``length`` once, or the ``draws``."""

@@ -12,10 +12,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.core import Client, LocalData, map_clients
+from flsv.core import Client, LocalData
 from flsv.functional import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
-from flsv.valuation import FedBary, Valuation, keep_pictures
+from flsv.valuation import FedBary, Valuation
 from flsv.valuation.features import Features
 
 
@@ -177,8 +177,8 @@ class CalibratedOTGradient(WassersteinContribution):
     with m the number of the client's samples, and f_l the dual potential of sample l in the optimal transport to the
     points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
     contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
-    the client, which reads them by ``client.ask(flsv.valuation.sample_values)``, and so does a picture of the most
-    harmful images. The client sends only the number of flagged samples and a histogram, which ``flsv value`` draws.
+    the client, which reads them by ``client.ask(flsv.valuation.sample_values)``. The client sends only the number of
+    flagged samples and a histogram, which ``flsv value`` draws.
 
     The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
     ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
@@ -191,7 +191,6 @@ class CalibratedOTGradient(WassersteinContribution):
     Args:
         rule: the rule by which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the
             paper's rule, which flags about half of a clean client's samples.
-        pictures: the number of images in each client's picture of harmful samples. 0: no picture.
 
     Example:
         >>> from flsv.valuation import clients_of, sample_values, server_of
@@ -220,11 +219,9 @@ class CalibratedOTGradient(WassersteinContribution):
         self,
         num_clients: int | None = None,
         rule: str = "outlier",
-        pictures: int = 16,
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.pictures = pictures
         super().__init__(num_clients, options=dict(rule=rule, **(options or {})), **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -235,7 +232,6 @@ class CalibratedOTGradient(WassersteinContribution):
         super()._take(clients, valuation)
         self.flagged = self.flagged.clone()
         self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
-        map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
         """Compute 1 minus each client's share of flagged samples, ``[num_clients]``. NaN for clients that never took

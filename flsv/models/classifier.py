@@ -81,10 +81,6 @@ class NotBuilt(nn.Module):
         )
 
 
-# Prefix that marks a network object in the hyper-parameters, which hold plain types only.
-_OBJECT = "object:"
-
-
 class ClassifierClient(ReadyClient):
     """LightningModule for classification: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
 
@@ -147,13 +143,18 @@ class ClassifierClient(ReadyClient):
         if isinstance(network, str):
             module, name = None, network
         else:
-            module, name = network, f"{_OBJECT}{type(network).__module__}.{type(network).__qualname__}"
+            # The hyper-parameters hold plain types only.
+            module, name = network, f"{type(network).__module__}.{type(network).__qualname__}"
         checked = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = checked.values()
         self._balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
-        _check_options(name, module, network_args)
+        check_argument("ClassifierClient", "network", module, nn.Module | None)
+        if module is not None and network_args:
+            raise ConfigurationError(
+                "ClassifierClient: network_args are for named networks; this one is built already."
+            )
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
@@ -269,17 +270,6 @@ class ClassifierClient(ReadyClient):
         for name, value in scores.compute().items():
             self.log(f"{stage}_{name}", value, prog_bar=(stage, name) == ("val", "accuracy"))
         scores.reset()
-
-
-def _check_options(name: str, module: Any, network_args: Any) -> None:
-    check_argument("ClassifierClient", "network", module, nn.Module | None)
-    if module is None and name.startswith(_OBJECT):
-        raise ConfigurationError(
-            f"This checkpoint was trained with a network object ({name.removeprefix(_OBJECT)}), which is not saved. "
-            "Hand one over: ClassifierClient.load_from_checkpoint(path, network=...)."
-        )
-    if module is not None and network_args:
-        raise ConfigurationError("ClassifierClient: network_args are for named networks; this one is built already.")
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:

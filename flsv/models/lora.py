@@ -14,7 +14,6 @@ not offered.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,14 +49,9 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     # peft accepts "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-    try:
-        # For mypy: options are of any type.
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
-        with warnings.catch_warnings():  # peft corrects this option itself
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
-            return inject_adapter_in_model(config, network)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"peft cannot put LoRA into {type(network).__name__}: {error}") from error
+    # For mypy: options are of any type.
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
+    return inject_adapter_in_model(config, network)
 
 
 class LoRAClient(ClassifierClient):

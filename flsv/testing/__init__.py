@@ -15,21 +15,19 @@ With pytest, :func:`parametrize_with_checks` makes a separate test of every chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator
-from flsv.data.sources.source import Source
 from flsv.testing.checks import Case, PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import Given, MetricCase
-from flsv.testing.source import SourceCase
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 
-__all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_source", "parametrize_with_checks"]
+__all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "parametrize_with_checks"]
 
 
 def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) -> None:
@@ -80,23 +78,6 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
         AssertionError: a check fails.
     """
     _run(ClientAlgorithmCase(algorithm, **options))
-
-
-def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **options: Any) -> None:
-    """Check a source, which opens data of one kind.
-
-    Args:
-        source: the source, with the methods ``match`` and ``open``.
-        given: an example of data that the source opens: the ``Path`` of an existing file or folder, a name, or an
-            object.
-        broken: examples of data that the source matches but cannot open.
-        options: ``expected_failures``, see :func:`check_metric`, and further arguments of the
-            :class:`flsv.FederatedDataModule` that partitions the example, such as ``labels``.
-
-    Raises:
-        AssertionError: a check fails.
-    """
-    _run(SourceCase(source, given, broken=broken, **options))
 
 
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:

@@ -1,9 +1,7 @@
 """Valuation of clients and samples before any training, by optimal transport."""
 
-from flsv.valuation.fedbary import FedBary, Valuation
-from flsv.valuation.figures import keep_pictures, write_flagged
-from flsv.valuation.questions import SampleValues, Verdict, flag_samples, sample_values
-from flsv.valuation.sets import clients_of, participants_of, server_of
+from flsv.valuation.fedbary import FedBary, Valuation, clients_of, participants_of, server_of
+from flsv.valuation.questions import SampleValues, Verdict, flag_samples, sample_values, write_flagged
 
 __all__ = [
     "FedBary",
@@ -12,7 +10,6 @@ __all__ = [
     "Verdict",
     "clients_of",
     "flag_samples",
-    "keep_pictures",
     "participants_of",
     "sample_values",
     "server_of",

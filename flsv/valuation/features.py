@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from flsv.core import Client, LocalData, map_clients
 from flsv.core.parameter_space import ParameterSpace
-from flsv.models.factory import build_network, import_timm
+from flsv.models.factory import build_network
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
@@ -168,11 +167,6 @@ class Moments:
         return Moments(len(x), x.sum(0), x.T @ x)
 
     def __add__(self, other: Moments) -> Moments:
-        if len(self.total) != len(other.total):
-            raise ConfigurationError(
-                f"samples with {len(self.total)} and with {len(other.total)} numbers have no common components. Give "
-                "every client inputs of one shape."
-            )
         return Moments(self.count + other.count, self.total + other.total, self.square + other.square)
 
     def mean(self) -> Tensor:
@@ -194,8 +188,7 @@ class PCA(Features):
         components: number of components. With fewer samples or dimensions, as many as possible.
 
     Raises:
-        ConfigurationError: at construction: ``components`` is below 1. At the fit: there is no finite sample, or
-            samples differ in size. At the call: the samples have another size than in the fit.
+        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -235,10 +228,6 @@ class PCA(Features):
         if self._mean is None:
             raise RuntimeError(f"{self!r} is not fitted yet: call fit first.")
         x = x.flatten(1).float()
-        if x.shape[1] != len(self._mean):
-            raise ConfigurationError(
-                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
-            )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 
 
@@ -256,100 +245,49 @@ FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penul
 class Backbone(Features):
     """The inputs of the classifier head of a network that is not trained.
 
-    Pixel values are not changed, so normalize the data as the network's weights require. For a torchvision network,
-    images with one channel are repeated to three channels. Timm adapts a network's first layer instead.
+    Pixel values are not changed, so normalize the data as the network's weights require.
 
     Args:
-        name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
-            :func:`flsv.models.build_network`.
-        pretrained: whether to load the library's weights, which are downloaded unless they are in the library's cache.
-        weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``). It may lack the head's weights,
-            or have them in another shape, since only the head's inputs are used. Without ``pretrained`` and ``weights``
-            the weights are random. The features of a random network roughly preserve distances.
+        name: name of the network, such as ``"resnet18.a1_in1k"``, see :func:`flsv.models.build_network`.
+        pretrained: whether to load timm's weights, which are downloaded unless they are in its cache; else the weights
+            are random. The features of a random network roughly preserve distances.
         image_size: side length in pixels to which images are resized, for networks that need larger images. None: they
             are not resized.
         seed: seed of random weights.
-        options: further keyword arguments of the network.
+        options: further keyword arguments of the network. With ``pretrained``, timm reads weights from a file by
+            ``{"pretrained_cfg_overlay": {"file": path}}``.
 
     Raises:
-        ConfigurationError: at construction: both ``pretrained`` and ``weights`` are given. At the first call: the
-            network is unknown or does not accept the samples, or its weights are missing, do not fit, or cannot be
-            downloaded.
+        ConfigurationError: at the first call: the network is unknown or does not accept the samples.
 
     Example:
         >>> Backbone("lenet5")(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 84])
     """
 
-    rules: ClassVar = ((lambda a: not a.pretrained or a.weights is None, "give pretrained or weights, not both."),)
-
     def __init__(
         self,
         name: str,
         pretrained: bool = False,
-        weights: str | None = None,
         image_size: Count | None = None,
         seed: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.pretrained = pretrained
-        self.weights = weights
         self.image_size = image_size
         self.seed = seed
         self.options = options
         self._network: nn.Module | None = None
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        x = x.float()
+        if self.image_size is not None:
+            x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear", antialias=True)
         if self._network is None:
-            self._network = self._build(tuple(x.shape[1:]))
-        return head_inputs(self._network.to(x.device), x)
-
-    def _build(self, shape: tuple[int, ...]) -> nn.Module:
-        options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
-        prepare = _Prepare(3 if self.name.startswith("torchvision:") else None, self.image_size)
-        try:
+            options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                network = build_network(self.name, 2, tuple(prepare(torch.zeros(1, *shape)).shape[1:]), **options)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{self!r}: no weights ({error}): give a file, Backbone(name, weights=...)."
-            ) from error
-        if self.weights is not None:
-            _load(network, self.weights, repr(self))
-        return nn.Sequential(prepare, network).eval().requires_grad_(False)
-
-
-class _Prepare(nn.Module):
-    """Resize, repeat gray channels and normalize images as a pretrained backbone expects."""
-
-    def __init__(self, channels: int | None, size: int | None) -> None:
-        super().__init__()
-        self.channels, self.size = channels, size
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        if x.ndim == 4 and self.channels is not None and x.shape[1] == 1:
-            x = x.expand(-1, self.channels, -1, -1)
-        if x.ndim == 4 and self.size is not None:
-            x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True)
-        return x
-
-
-def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load weights from a file into the network, in which those of the head may not fit."""
-    timm = import_timm(name)
-    if not Path(path).is_file():
-        raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")
-    try:
-        given = timm.models.load_state_dict(path)
-    except Exception as error:
-        raise ConfigurationError(f"{name}: {path} holds no state_dict that can be read: {error}") from error
-    mine = network.state_dict()
-    fitting = {key: value for key, value in given.items() if key in mine and value.shape == mine[key].shape}
-    *_, last = (layer for layer, module in network.named_modules() if isinstance(module, nn.Linear))
-    missing = [key for key in mine if key not in fitting and not key.startswith(f"{last}.")]
-    if missing:
-        raise ConfigurationError(f"{name}: {path} does not fit: {missing[0]!r} is missing or of another shape.")
-    network.load_state_dict(fitting, strict=False)
+                network = build_network(self.name, 2, tuple(x.shape[1:]), **options)
+            self._network = network.eval().requires_grad_(False)
+        return head_inputs(self._network.to(x.device), x)

@@ -8,31 +8,35 @@
 
 from __future__ import annotations
 
+import math
 import os
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Lt
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from flsv.core import Client, LocalData, map_clients
+from flsv.core import Client, LocalData, Split, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.potentials import Part
+from flsv.utilities.charts import PALETTE, client_label, draw_bars, label_text
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed, need_classes
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.features import Features, make_features
-from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
+from flsv.valuation.questions import Covariance, FirstAnswer, Rule, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LARGEST = 100  # default number of support points, if all clients have enough samples for it
-FEW = 10  # with fewer support points distances are coarse, and there is a warning
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class FedBary(ValidatedArguments):
         t: Annotated[float, Gt(0), Lt(1)] = 0.5,
         p: Annotated[float, Ge(1)] = 2.0,
         calibration: Literal["class", "client"] = "class",
-        rule: Literal["outlier", "positive"] = "outlier",
+        rule: Rule = "outlier",
         blur: Positive = 0.1,
         scaling: Annotated[float, Gt(0), Lt(1)] = 0.7,
         part: Part = "both",
@@ -149,8 +153,9 @@ class FedBary(ValidatedArguments):
     ) -> None:
         self.features = make_features(features)
         self.support, self.iterations, self.t, self.p = support, iterations, t, p
-        self.labels = Labels(covariance, label_weight)
-        self.judging = Judging(blur, scaling, part, chunk, calibration, rule)
+        self.label_weight, self.covariance = label_weight, covariance
+        self.calibration, self.rule = calibration, rule
+        self.blur, self.scaling, self.part, self.chunk = blur, scaling, part, chunk
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
@@ -164,13 +169,6 @@ class FedBary(ValidatedArguments):
         if self.support is None and safe:
             support = min(support, safe)
         check_support(support, sizes[smallest], f"client {smallest}")
-        if self.support is None and support < FEW:
-            warnings.warn(
-                f"FedBary: client {smallest} has {sizes[smallest]} samples, which allow support={support} for all, and "
-                "distances from so few points are coarse. Leave small clients out, or set support and "
-                "allow_reconstruction=True.",
-                stacklevel=1,  # one place, so that the same warning is shown once
-            )
         return support
 
     def value(
@@ -201,8 +199,7 @@ class FedBary(ValidatedArguments):
         own = None if server is None else server.samples("val")
         self.features.fit(None if own is None else own[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
-        enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
-        enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
+        enter = partial(questions.enter, key=key, embed=embed, how=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
@@ -234,20 +231,16 @@ class FedBary(ValidatedArguments):
         whole = x.isfinite().all(1)
         if not whole.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        return questions.embed_labels(x[whole], y.cpu()[whole], self.labels)[0], x.shape[1]
+        return questions.embed_labels(x[whole], y.cpu()[whole], self)[0], x.shape[1]
 
     def _check_features(self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None) -> None:
         if not there:
             raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
         dims = {f"client {client.id}": presence.features for client, presence in there.items()}
         dims |= {} if points is None else {"the server": points[1]}
-        first, dim = next(iter(dims.items()))
-        for name, other in dims.items():
-            if other != dim:
-                raise ConfigurationError(
-                    f"{first} has {dim} features and {name} has {other} ({self.features!r}): samples can be compared "
-                    "in the same features only. Bring all inputs to one shape."
-                )
+        if len({*dims.values()}) > 1:
+            shown = listed(f"{name} has {dim}" for name, dim in dims.items())
+            raise ConfigurationError(f"{self.features!r}: {shown} features. Bring all inputs to one shape.")
 
     def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
         """Compute the clients' barycenter, the target if the server has no samples."""
@@ -272,14 +265,8 @@ class FedBary(ValidatedArguments):
         verdict = None
         if judge:
             assert server.eta is not None
-            verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
+            verdict = client.ask(questions.judge, key, server.eta, self, seed)
         return server.distance, verdict
-
-    def __repr__(self) -> str:
-        return (
-            f"FedBary(features={self.features!r}, support={self.support}, iterations={self.iterations}, "
-            f"label_weight={self.labels.weight})"
-        )
 
 
 @dataclass(frozen=True)
@@ -297,3 +284,99 @@ class _BarycenterClient:
 def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | None) -> Tensor:
     module = local.module(vector) if features.needs_model and vector is not None else None
     return features(x, module)
+
+
+def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
+    """Make one client from each pair of samples and classes.
+
+    Args:
+        sets: samples ``[m, ...]`` and classes ``[m]`` of each client, which may have none.
+        num_classes: number of classes. None: the largest class plus one.
+
+    Example:
+        >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
+        >>> client.ask(lambda local: local.class_counts)
+        tensor([1, 2])
+    """
+    classes = num_classes or max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
+    counts = torch.stack([torch.bincount(y.long().cpu(), minlength=classes) for _, y in sets])
+    return [_client(number, partial(_train_only, x, y), counts) for number, (x, y) in enumerate(sets)]
+
+
+def server_of(x: Tensor, y: Tensor) -> LocalData:
+    """Make the server's data with validation samples ``[m, ...]`` of classes ``[m]``."""
+    nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
+    return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
+
+
+def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
+    """Return a data module's clients, and the server's data. The latter are None without a validation set.
+
+    Args:
+        data: a :class:`flsv.FederatedDataModule` after ``setup``.
+        device: device to which samples are moved, and on which their features are computed. Transport runs on the CPU.
+
+    Raises:
+        ConfigurationError: the samples have no classes.
+    """
+    if (missing := getattr(data, "no_classes", None)) is not None:
+        raise need_classes("samples are valued together with their classes", missing, "leave the valuation out")
+    counts, loader = data.class_counts, data.val_dataloader()
+
+    def moved(batches: Iterable[Any]) -> Iterable[Any]:
+        return (move_data_to_device(batch, torch.device(device)) for batch in batches)
+
+    def client_of(number: int) -> Client:
+        return _client(number, lambda split: moved(data.client_loader(number, split, shuffle=False)), counts)
+
+    clients = [client_of(number) for number in range(data.num_clients)]
+    if not loader:
+        return clients, None
+    nothing = torch.zeros_like(counts[0])
+    return clients, LocalData("the server", lambda split: moved(loader), nothing, nothing, guarded=False)
+
+
+def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor) -> Client:
+    return Client(number, LocalData(f"client {number}", batches, counts[number], counts.sum(0)))
+
+
+def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
+    return [(x, y)] if split == "train" and len(y) else []
+
+
+MOST_PANELS = 24
+
+
+def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """Draw each client's histogram of its samples' calibrated gradients."""
+    from matplotlib.figure import Figure
+
+    shown = min(len(found.clients), MOST_PANELS)
+    columns = min(5, shown)
+    rows = math.ceil(shown / columns)
+    figure = Figure(figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes[shown:]:
+        axis.axis("off")
+    for client, (axis, verdict, flagged) in enumerate(zip(axes[:shown], found.verdicts, found.flagged_shares)):
+        share = f", {flagged:.1%} flagged" if flagged >= 0 else ""
+        axis.set_title(label_text(client_label(client, names)) + share, size=8)
+        axis.tick_params(labelsize=7)
+        if verdict is not None:
+            axis.stairs(verdict.counts.numpy(), verdict.edges.numpy(), fill=True, color=PALETTE[0])
+            axis.axvline(0, color="black", linewidth=0.6)
+    figure.supxlabel("calibrated gradient (positive: harmful)", size=8)
+    return figure
+
+
+def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """Draw bar charts of the clients' distances and contribution shares."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
+    panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
+    labels = [str(client if names is None else names[client]) for client in found.clients]
+    for axis, (title, values) in zip(figure.subplots(1, 2), panels):
+        draw_bars(axis, values.double().numpy(), labels)
+        axis.set_title(title)
+    return figure

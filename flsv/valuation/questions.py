@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +21,12 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
-from flsv.functional.transport.potentials import Part
+from flsv.utilities.csv_files import save_csv
 from flsv.utilities.declared import checked
 from flsv.utilities.seeding import generator_for
+
+if TYPE_CHECKING:
+    from flsv.valuation.fedbary import FedBary
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
@@ -30,26 +34,6 @@ BINS = 40
 
 #: Names of the rules by which samples are flagged, see :func:`flag_samples`.
 Rule = Literal["outlier", "positive"]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Options of a point's label coordinates."""
-
-    covariance: Covariance
-    weight: float
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Options with which clients value their samples."""
-
-    blur: float
-    scaling: float
-    part: Part
-    chunk: int
-    calibration: str
-    rule: Rule
 
 
 @dataclass(frozen=True)
@@ -105,18 +89,16 @@ class _ClientState:
     device: torch.device
 
 
-def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
+def embed_labels(x: Tensor, y: Tensor, how: FedBary) -> tuple[Tensor, ClassStatistics]:
     """Append label coordinates to the features of samples."""
-    statistics = class_statistics(x, y, covariance=labels.covariance)
-    if labels.weight == 0:
+    statistics = class_statistics(x, y, covariance=how.covariance)
+    if how.label_weight == 0:
         return x, statistics
-    points = label_embedding(x, y, covariance=labels.covariance, label_weight=labels.weight, statistics=statistics)
-    return points, statistics
+    options: Any = {"covariance": how.covariance, "label_weight": how.label_weight}
+    return label_embedding(x, y, **options, statistics=statistics), statistics
 
 
-def enter(
-    local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float, allow_reconstruction: bool = False
-) -> FirstAnswer:
+def enter(local: LocalData, key: Any, embed: Embed, how: FedBary) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in its memory."""
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
@@ -131,8 +113,8 @@ def enter(
         nothing = torch.full((broken,), torch.inf)
         local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
-    points, statistics = embed_labels(features[whole], y[whole], labels)
-    role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
+    points, statistics = embed_labels(features[whole], y[whole], how)
+    role = TransportClient(points, t=how.t, p=how.p, allow_reconstruction=how.allow_reconstruction)
     local.memory[key] = _ClientState(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
@@ -142,7 +124,7 @@ def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return local.memory[key].role.answer(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judging, seed: int) -> Verdict:
+def judge(local: LocalData, key: Any, points: Tensor, how: FedBary, seed: int) -> Verdict:
     """Value the client's samples, store the values there, and return their summary."""
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
@@ -153,13 +135,13 @@ def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judgi
         there = rows.to(held.device)
         values[rows] = client_values(
             x[there],
-            y[there] if labels.weight > 0 else None,
+            y[there] if how.label_weight > 0 else None,
             points,
-            part=how.part if labels.weight > 0 else "features",
+            part=how.part if how.label_weight > 0 else "features",
             blur=how.blur,
             scaling=how.scaling,
-            covariance=labels.covariance,
-            label_weight=labels.weight,
+            covariance=how.covariance,
+            label_weight=how.label_weight,
             statistics=statistics,
         ).cpu()
     peers = held.y if how.calibration == "class" else None
@@ -207,6 +189,40 @@ def sample_values(local: LocalData) -> SampleValues:
     the server would receive the result.
     """
     return local.memory[SampleValues]
+
+
+FLAGGED = "flagged.csv"
+
+
+def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
+    """Write ``flagged.csv``, the client's flagged samples, into its folder.
+
+    This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
+    are the sample's ``index`` in the data set, its ``label`` (the class's name, if there are names), its ``score``,
+    the calibrated gradient in squared feature units or empty if it is not finite, and ``why``. The most harmful samples
+    come first. If no sample is flagged, the file has only the header. If the client has not valued its samples, no file
+    is written.
+
+    Args:
+        local: the client's own data.
+        folder: the client's own folder, which is created if it does not exist.
+        indices: int64 ``[m]``, indices of the client's training samples in the data set, in the order in which the
+            client reads them.
+        class_names: names of the M classes. None: the file has the classes' numbers.
+    """
+    found: SampleValues | None = local.memory.get(SampleValues)
+    if found is None or len(found.why) != len(found.gradients):
+        return
+    y = local.samples()[1].tolist()
+    rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
+    for place in found.gradients.argsort(descending=True, stable=True).tolist():
+        if found.flagged[place]:
+            score = found.gradients[place].item()
+            label = y[place] if class_names is None else class_names[y[place]]
+            known = f"{score:.6g}" if score < float("inf") else ""
+            rows.append((int(indices[place]), label, known, found.why[place]))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_csv(folder / FLAGGED, rows)
 
 
 def leave(local: LocalData, key: Any) -> None:

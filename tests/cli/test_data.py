@@ -47,7 +47,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
         for name, frame in frames.items():
             assert float(rows[column][name]) == pytest.approx(frame[column].isna().mean(), abs=1e-6)
     assert rows["discharged"]["is read as"] == "days since admitted"
-    assert rows["patient"]["is read as"] == "left out"
+    assert "patient" not in rows
     described = pd.read_csv("cards/summary.csv", index_col=["column", "client"])
     ages = frames["Lyon"]["age"]
     assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
@@ -87,8 +87,7 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
 
 
 def test_flsv_warnings_are_printed_in_one_line_and_other_warnings_unchanged(tmp_path: Path) -> None:
-    rows = [("clinic", "city", "smokes", "ill")]
-    rows += [(f"c{i % 3}", ("Graz", "graz", "Linz")[i % 3], ("yes", "Yes", "no")[i % 3], str(i % 2)) for i in range(60)]
+    rows = [("clinic", "age", "ill"), *((f"c{i % 3}", str(i), str(i % 2) if i else "") for i in range(60))]
     options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]
     (tmp_path / "mine.py").write_text("import warnings\n\nwarnings.warn('look here', stacklevel=1)\n")
     code = "import sys, warnings\nfrom flsv.cli import entry\nfrom flsv.cli.command import one_line_warnings\n"
@@ -97,9 +96,7 @@ def test_flsv_warnings_are_printed_in_one_line_and_other_warnings_unchanged(tmp_
         [sys.executable, "-c", code, "data", *options], capture_output=True, text=True, check=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    said = [line for line in done.stderr.splitlines() if "look" in line]
-    assert "mine.py:3: UserWarning: look here" in said[0]
-    assert [line.split(" has ")[0] for line in said if "one name" in line] == [
-        f"flsv: warning: {tmp_path / 't.csv'}: {name!r}" for name in ("city", "smokes")
-    ]
-    assert "groups.py" not in done.stderr
+    said = done.stderr.splitlines()
+    assert any("mine.py:3: UserWarning: look here" in line for line in said)
+    assert f"flsv: warning: {tmp_path / 't.csv'}: 1 of 60 rows have no 'ill' (target) and are left out." in said
+    assert "encoder.py" not in done.stderr

@@ -183,11 +183,9 @@ def test_labels_that_cannot_be_read_are_refused(labels, message):
 
 
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
-def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels, recwarn):
+def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
     source, given = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
     assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
-    warned = ["They are treated as numbers" in str(each.message) for each in recwarn.list]
-    assert warned == ([True] if labels else [])
     with pytest.raises(ConfigurationError):
         ready(source, DirichletPartitioner(2, 1.0), labels=given)
 
@@ -230,7 +228,7 @@ def test_numeric_group_names_get_their_kind_as_prefix():
 def test_client_names_come_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
     assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
-    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")
+    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ("0", "1")  # of several groups
     assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
     # Clients that have parts of groups are not called after them.
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")

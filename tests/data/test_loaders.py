@@ -250,5 +250,3 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
         ready((few, data), IIDPartitioner(2))
     with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
         ready(TensorDataset(x[[0, 1023] * 4], y[:8]), IIDPartitioner(2), server_val=0.0, client_val=0.4)
-    with pytest.warns(UserWarning, match="4 samples of the training data have NaN or infinite inputs"):
-        ready(data, IIDPartitioner(2), val=few)

@@ -22,11 +22,9 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, TableData
-from flsv.data.sources import source
-from flsv.data.sources.base import SourceData, array_set
-from flsv.data.sources.source import SOURCES, module_source
-from flsv.testing import check_source
+from flsv.data import Columns, FederatedDataModule, IIDPartitioner, OneClient, TableData
+from flsv.data.sources.base import array_set
+from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import HERE, WORDS, Frame, X, Y, ready, rows
 
@@ -142,7 +140,8 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     ill = np.where(age > 52, "yes", "no")
     pd.DataFrame({"patient": range(90), "age": age, "ill": ill, **words}).to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
-    check_source(SOURCES[0], file, broken=[tmp_path / "broken.parquet"], labels="ill", groups="ward")
+    with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):
+        ready(tmp_path / "broken.parquet", labels="ill", groups="ward")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -207,72 +206,6 @@ def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, nam
         module_source(module(loader))
     # As they are they validate.
     assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader
-
-
-class Scans:
-    """What ends in .scan, as a package of somebody else's would read it: one number a line, and its class."""
-
-    def match(self, given):
-        return isinstance(given, Path) and given.suffix == ".scan"
-
-    def open(self, given, reading):
-        rows = torch.tensor([[float(each) for each in line.split()] for line in given.read_text().splitlines()])
-        data = TensorDataset(rows[:, :1], rows[:, 1].long())
-        data.classes = ("ill", "well")
-        return data
-
-
-class Registry:
-    def match(self, given):
-        return given == "registry://scans"
-
-    def open(self, given, reading):
-        wards = {"groups": torch.arange(60) % 3, "group_names": ("a", "b", "c")}
-        return SourceData(HERE, test=Subset(HERE, range(4)), class_names=tuple(WORDS), labeled=True, **wards)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    monkeypatch.setattr(source, "installed", lambda group: (Scans, Registry) if group == "flsv.sources" else ())
-    source.sources.cache_clear()
-    yield
-    source.sources.cache_clear()
-
-
-def scan(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{row} {row % 2}\n" for row in range(20)))
-    return path
-
-
-@pytest.mark.usefixtures("installed")
-def test_custom_source_is_read_for_clients_validation_and_test_data(tmp_path):
-    whole = ready(str(scan(tmp_path / "head.scan")))
-    assert (whole.class_names, int(whole.num_samples.sum())) == (("ill", "well"), 18)
-    for place in ("Boston.scan", "Lyon.scan", "test.scan"):
-        scan(tmp_path / "files" / place)
-        scan(tmp_path / "folders" / place.removesuffix(".scan") / "head.scan")
-    clients = {name: str(tmp_path / "files" / f"{name}.scan") for name in ("Boston", "Lyon")}
-    seen = []
-    for given in (
-        {"source": str(tmp_path / "files")},
-        {"source": str(tmp_path / "folders")},
-        {"clients": clients, "test": str(tmp_path / "folders" / "test")},
-    ):
-        data = ready(**given)
-        assert data.client_names == ("Boston", "Lyon")
-        seen.append((data.content_hashes(), len(next(iter(data.test_dataloader()))[0])))
-    assert seen[0] == seen[1] == seen[2]
-    assert seen[0][1] == 20
-
-
-@pytest.mark.usefixtures("installed")
-def test_custom_source_with_its_own_splits_cannot_be_one_clients_data():
-    data = ready("registry://scans", GroupPartitioner(), labels="diagnosis")
-    assert data.client_names == ("a", "b", "c")
-    assert len(next(iter(data.test_dataloader()))[0]) == 4
-    with pytest.raises(ConfigurationError, match="client 'a': registry://scans has its own splits"):
-        ready(clients={"a": "registry://scans", "b": "registry://scans"})
 
 
 def test_data_module_text_shows_source_partitioner_and_sizes():

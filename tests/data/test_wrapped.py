@@ -109,7 +109,7 @@ def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
         ({"source": "mnist"}, "data.files.download true"),
         ({"source": "x.npz"}, "No data set 'x.npz' was found"),
         ({"source": TensorDataset(X[:3], Y[:3])}, "3 samples gives no sample"),
-        ({"source": TensorDataset(X[:4], Y[:4]), "server_val": 0.0}, "4 samples cannot be divided among 5 clients"),
+        ({"source": TensorDataset(X[:4], Y[:4]), "server_val": 0.0}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
         ({"partitioner": GroupPartitioner()}, "needs each sample's group"),
         ({"max_samples": 12, "client_test": 0.9}, "Client 0 has 3 samples"),
     ],

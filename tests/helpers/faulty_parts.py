@@ -1,11 +1,9 @@
 """Parts with one fault each, for the checks to find: by check, with the options of its case."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
 
 from flsv.aggregation import FedAvg
 from flsv.metrics import ContributionMetric
@@ -13,7 +11,6 @@ from flsv.metrics.base import latest
 from flsv.metrics.needs import Guide
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import ClientAlgorithm
-from helpers.tasks import Items
 
 NAN = float("nan")
 Fault = tuple[str, Any, dict[str, Any]]
@@ -170,40 +167,3 @@ class StartsFromTheLast(Personalizer):
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
         return {}
-
-
-class Numbers:
-    """A source of ranges, without fault."""
-
-    times = 0
-
-    def match(self, given: Any) -> bool:
-        return isinstance(given, range)
-
-    def open(self, given: range, reading: Any) -> Dataset:
-        x = torch.tensor(given).float()
-        return TensorDataset(x[:, None], torch.arange(len(x)) % 2)
-
-
-class Shuffles(Numbers):
-    def open(self, given: range, reading: Any) -> Dataset:
-        self.times += 1
-        return super().open(range(given.start + self.times, given.stop + self.times), reading)
-
-
-def noisy(self: Any, given: range, reading: Any) -> Dataset:
-    return Items(lambda index: (torch.rand(2), index % 2), given)
-
-
-def ragged(self: Any, given: range, reading: Any) -> Dataset:
-    """Samples of several shapes, which no batch can hold."""
-    return Items(lambda index: (torch.zeros(2 if index in (given[0], given[-1]) else 3 + index), index % 2), given)
-
-
-SOURCES: list[Fault] = [
-    ("matches_its_kind", faulty(Numbers, match=lambda self, given: isinstance(given, range | Path)), {}),
-    ("opens_samples", faulty(Numbers, open=noisy), {}),
-    ("opens_the_same_again", Shuffles(), {}),
-    ("is_dealt_out", faulty(Numbers, open=ragged), {}),
-    ("broken_ones_are_refused", Numbers(), {"broken": [range(3)]}),
-]

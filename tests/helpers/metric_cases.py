@@ -107,7 +107,7 @@ def of(metric: Any, **options: Any) -> list[PartCheck]:
 
 METRICS = [
     of(metrics.BlendedContribution(decay=0.7)),
-    of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
+    of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1)),
     of(metrics.ClassSpecificShapley(momentum=0.6)),
     of(metrics.ClassSpecificShapley(weighting="samples")),
     of(metrics.CoalitionValue(value="banzhaf", fold="sum")),

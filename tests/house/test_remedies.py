@@ -13,7 +13,7 @@ from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
 from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
-from flsv.data.splits import split_federation
+from flsv.data.partition import split_federation
 from flsv.filters import MultiKrum
 from flsv.functional import allocate
 from flsv.functional.shapley.semivalues import ESTIMATORS

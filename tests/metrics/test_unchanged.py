@@ -45,7 +45,7 @@ NEEDS: dict[str, Callable[[], dict[str, Any]]] = {
 #: The base class; and what only a personalizer has measured, which reads it.
 LEFT_OUT = ("ContributionMetric", "DomainRelevance")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "CalibratedOTGradient": {"features": "pixels", "support": 1, "iterations": 1, "pictures": 0},
+    "CalibratedOTGradient": {"features": "pixels", "support": 1, "iterations": 1},
     "WassersteinContribution": {"features": "pixels", "support": 1, "iterations": 1},
     "OneRoundShapley": {"rounds": 2},
     "PrivacyLoss": {"privacy": GaussianPrivacy(1.0, 0.1)},

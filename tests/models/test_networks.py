@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision.models
 from torch import nn
 from torch.nn.functional import embedding_bag
 
@@ -97,36 +96,15 @@ def test_build_network_passes_options_to_timm():
     assert network(torch.rand(2, 1, 32, 32)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "torchvision:squeezenet1_0"])
-def test_build_network_builds_torchvisions_networks(name):
-    network = build_network(name, 4, (3, 32, 32))
+def test_build_network_builds_torchvisions_networks():
+    network = build_network("torchvision:squeezenet1_0", 4, (3, 32, 32))
     assert type(network).__module__.startswith("torchvision")
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("options", [{"pretrained": True}, {"weights": "IMAGENET1K_V1"}])
-def test_torchvision_weights_keep_the_body_and_replace_the_head(monkeypatch, options):
-    torch.manual_seed(1)
-    downloaded = torchvision.models.shufflenet_v2_x0_5()
-    monkeypatch.setattr(
-        "torchvision.models._api.load_state_dict_from_url", lambda *args, **kwargs: downloaded.state_dict()
-    )
-    network = build_network("torchvision:shufflenet_v2_x0_5", 4, (3, 32, 32), **options)
-    assert network.fc.out_features == 4
-    assert torch.equal(network.conv1[0].weight, downloaded.conv1[0].weight)
-    same = build_network("torchvision:shufflenet_v2_x0_5", 1000, (3, 32, 32), **options)
-    assert torch.equal(same.fc.weight, downloaded.fc.weight)
-
-
-@pytest.mark.parametrize(("name", "hint"), [("lenet", "'lenet5'"), ("zzzzzzzz", "flsv's own are fast_text, lenet5")])
-def test_build_network_with_an_unknown_name_raises(name, hint):
-    with pytest.raises(ConfigurationError, match=f"Unknown network '{name}'.*{hint}"):
+@pytest.mark.parametrize("name", ["lenet", "torchvision:nonsense"])
+def test_build_network_with_an_unknown_name_raises(name):
+    with pytest.raises(
+        ConfigurationError, match=f"Unknown network '{name}'. flsv's own networks are fast_text, lenet5"
+    ):
         build_network(name, 10, (3, 32, 32))
-
-
-@pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 75)])
-def test_torchvision_networks_with_auxiliary_heads_return_logits(monkeypatch, name, side):
-    # Their own initialization takes seconds and draws from scipy; not what this test is about.
-    monkeypatch.setattr(nn.init, "trunc_normal_", lambda tensor, **kwargs: tensor)
-    network = build_network(f"torchvision:{name}", 4, (3, side, side))
-    assert network.train()(torch.rand(2, 3, side, side)).shape == (2, 4)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from flsv.testing import check_metric, check_source, parametrize_with_checks
+from flsv.testing import check_metric, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, equal
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
-from flsv.testing.source import SourceCase
 from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts, pages
 from helpers.part_cases import PersonalizerCase
@@ -20,7 +19,6 @@ TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
     MetricCase: faulty_parts.METRICS,
     AggregatorCase: faulty_parts.AGGREGATORS,
     ClientAlgorithmCase: faulty_parts.ALGORITHMS,
-    SourceCase: faulty_parts.SOURCES,
 }
 FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
 FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast(), {}))
@@ -30,7 +28,7 @@ FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast
     ("kind", "name", "part", "options"), FAULTS, ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS]
 )
 def test_each_check_fails_for_the_part_with_its_fault(kind: Any, name: str, part: Any, options: dict[str, Any]) -> None:
-    case = kind(part, range(12), **options) if kind is SourceCase else kind(part, **options)
+    case = kind(part, **options)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()
@@ -47,7 +45,6 @@ def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
 
 
 def test_expected_failures_are_allowed_only_if_they_fail() -> None:
-    check_source(faulty_parts.Numbers(), range(12))
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
         check_metric(faulty_parts.Norm(), expected_failures={"guide_says_the_unit": "it has none"})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from flsv.testing import check_aggregator, check_metric, check_source
+from flsv.testing import check_aggregator, check_metric
 
 PROJECT = Path(__file__).parent / "user_project.py"
 ROOT = Path(__file__).parents[2]
@@ -58,6 +58,3 @@ def test_typed_user_project_runs_and_values_its_clients(tmp_path: Path, monkeypa
     assert len(project.of_a_round(net, moved, (torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))) == 2
     check_metric(project.UpdateSize())
     check_aggregator(project.ShortestFirst("norm"))
-    file = tmp_path / "visits.points"
-    file.write_text("".join(f"{i / 40},{-i / 40},{i % 2}\n" for i in range(40)))
-    check_source(project.Points(), file)

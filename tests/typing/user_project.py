@@ -1,19 +1,18 @@
-"""What somebody writes with flsv, under `mypy --strict`: a metric, an aggregator and a source of their own, a run of
+"""What somebody writes with flsv, under `mypy --strict`: a metric and an aggregator of their own, a run of
 them, and values without a loop. tests/typing/test_typing.py checks it, and that it runs."""
 
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, Round
 from flsv.aggregation import Aggregator
 from flsv.core.strategy import Contributions
-from flsv.data import IIDPartitioner, Reading
+from flsv.data import IIDPartitioner
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 
@@ -45,17 +44,6 @@ class ShortestFirst(Aggregator):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions[self.metric][round.client_ids].nan_to_num(1.0).clamp(min=1e-6)
         return (values**-self.power) / (values**-self.power).sum()
-
-
-class Points:
-    """A file of lines ``x,y,class``."""
-
-    def match(self, given: Any) -> bool:
-        return isinstance(given, Path) and given.suffix == ".points"
-
-    def open(self, given: Any, reading: Reading) -> Dataset[tuple[Tensor, ...]]:
-        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in given.read_text().splitlines()])
-        return TensorDataset(rows[:, :2], rows[:, 2].long())
 
 
 def federation(data: TensorDataset, folder: Path) -> Tensor:

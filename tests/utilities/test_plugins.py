@@ -10,14 +10,12 @@ import pytest
 
 from flsv.cli import main
 from flsv.cli.parser import make_cli
-from flsv.data.sources import source
 from flsv.metrics import ContributionMetric
 from flsv.report import read_run
 from flsv.utilities import plugins
 
 CODE = """
 import torch
-from torch.utils.data import TensorDataset
 
 from flsv.aggregation import Aggregator
 from flsv.training.algorithms import ClientAlgorithm
@@ -48,15 +46,6 @@ class Still(ClientAlgorithm):
             gradient.zero_()
 
 
-class Counted:
-    def match(self, given):
-        return given == "counted"
-
-    def open(self, given, reading):
-        x = torch.arange(300.0).reshape(100, 3)
-        return TensorDataset(x, torch.arange(100) % 2)
-
-
 class NoMetric:
     pass
 """
@@ -69,12 +58,13 @@ NoMetric = flsv_mything:NoMetric
 Gone = flsv_mything_gone:Gone
 [flsv.client_algorithms]
 Still = flsv_mything:Still
-[flsv.sources]
-Counted = flsv_mything:Counted
 """
 CONFIG = """
 seed_everything: 0
-data: {source: counted, partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}
+data:
+  source: digits
+  splits: {max_samples: 100}
+  partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}
 federation:
   aggregator: EqualWeights
   client_algorithm: Still
@@ -98,11 +88,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    for cached in (plugins.installed, source.sources):
-        cached.cache_clear()
+    plugins.installed.cache_clear()
     yield
-    for cached in (plugins.installed, source.sources):
-        cached.cache_clear()
+    plugins.installed.cache_clear()
     for module in ("flsv_mything", "flsv_another"):
         sys.modules.pop(module, None)
     gc.collect()  # a class that is gone is no subclass any more

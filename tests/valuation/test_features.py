@@ -9,7 +9,6 @@ from sklearn.decomposition import PCA as SklearnPCA
 from torch import nn
 from torchvision.models import squeezenet1_0
 
-from flsv.models import build_network
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import clients_of
 from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
@@ -25,7 +24,8 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
     torch.manual_seed(1)
     trained = timm.create_model("resnet10t", num_classes=4, in_chans=1).eval()
     torch.save(trained.state_dict(), tmp_path / "weights.pt")
-    features = Backbone("resnet10t", weights=str(tmp_path / "weights.pt"))(images(side=32))
+    options = {"pretrained_cfg_overlay": {"file": str(tmp_path / "weights.pt"), "num_classes": 4}}
+    features = Backbone("resnet10t", pretrained=True, options=options)(images(side=32))
     bare = timm.create_model("resnet10t", num_classes=0, in_chans=1)
     bare.load_state_dict({k: v for k, v in trained.state_dict().items() if not k.startswith("fc.")})
     torch.testing.assert_close(features, bare.eval()(images(side=32)).detach())
@@ -39,20 +39,9 @@ def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alon
     assert not torch.equal(features[0], features[2])
 
 
-def test_backbone_adapts_grey_images_to_the_networks_channels_and_size() -> None:
-    features = Backbone("torchvision:resnet18", image_size=40)(images(side=16))
+def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
+    features = Backbone("torchvision:resnet18", image_size=40)(images(3, side=16))
     assert features.shape == (3, 512)
-    assert features.isfinite().all()
-
-
-def test_backbone_with_wrong_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="not both"):
-        Backbone("lenet5", pretrained=True, weights="x.pt")
-    (tmp_path / "noise.pt").write_text("no weights")
-    torch.save(build_network("mlp", 10, (1, 28, 28)).state_dict(), tmp_path / "mlp.pt")
-    for name, message in (("x", "there is no file"), ("noise", "no state_dict that can"), ("mlp", "does not fit")):
-        with pytest.raises(ConfigurationError, match=message):
-            Backbone("lenet5", weights=str(tmp_path / f"{name}.pt"))(images())
     assert not any(isinstance(m, nn.Linear) for m in squeezenet1_0().modules())
     with pytest.raises(ConfigurationError, match="no linear layer"):
         Backbone("torchvision:squeezenet1_0", image_size=64)(images(3))
@@ -94,15 +83,9 @@ def test_pca_fit_ignores_non_finite_rows() -> None:
         assert pca(broken)[7].isnan().all()
 
 
-def test_pca_refuses_no_samples_and_samples_of_other_sizes() -> None:
+def test_pca_refuses_no_samples() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
         PCA().fit(None, clients_of(sets(draw(0), 0)))
-    with pytest.raises(ConfigurationError, match="with 20 and with 6 numbers"):
-        PCA().fit(None, clients_of([*sets(draw(3), 3), (torch.zeros(2, 6), torch.zeros(2).long())]))
-    pca = PCA(2)
-    pca.fit(draw(20), [])
-    with pytest.raises(ConfigurationError, match="of 20 numbers, and got 6"):
-        pca(torch.zeros(3, 6))
 
 
 # The model's own

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lightning as L
 import numpy as np
-import pandas as pd
 import torch
 from jsonargparse.typing import restricted_string_type
 from torch import Tensor
@@ -20,8 +19,8 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
 from flsv.data.loaders import WeightedDraws, tensors_of
-from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
+from flsv.data.sources.columns import ColumnCard, Columns
+from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -34,31 +33,6 @@ else:
     # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
     # not read a text file as the option's value.
     Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: its kind and its values.
-
-    Args:
-        name: name of the column.
-        kind: kind of the column, such as ``"numbers"``, ``"categories"``, ``"left out"``.
-        values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
-            is read, those of the training samples in :class:`SourceData`.
-        categories: the different words of the training rows, sorted; None if the column does not have categories.
-    """
-
-    name: str
-    kind: str
-    values: pd.Series
-    categories: Sequence[str] | None = None
-
-    @property
-    def became(self) -> str:
-        """Text that says as what features the column is used, such as ``"3 categories"`` or ``"0 or 1"``."""
-        if self.categories is not None:
-            return f"{len(self.categories)} categories"
-        return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)
@@ -146,22 +120,6 @@ class Reading:
     columns: Columns = field(default_factory=Columns)
     pos_label: str | bool | int | None = None
 
-    def table(self, path: Path) -> Table:
-        """Read the table in a file."""
-        return read_table_file(path, self.columns.delimiter, self.columns.encoding)
-
-    def table_label(self, table: Table) -> str:
-        """Return the name of the column to predict, which ``table`` must have.
-
-        Raises:
-            ConfigurationError: the user named no column to predict, or the table has no such column.
-        """
-        if self.label is None:
-            has = f"It has {listed(table.frame.columns, 20)}."
-            raise ConfigurationError(f"{table.path} is a table: set labels, the column to predict. {has}")
-        table.column(self.label, "labels")
-        return self.label
-
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
     """Convert uint8 ``[N, H, W]`` or ``[N, H, W, C]`` to ``(pixel / 255 - mean) / std``, float32 ``[N, C, H, W]``."""
@@ -247,13 +205,6 @@ def _inputs(x: Any) -> Tensor:
     if found.is_floating_point():
         return found.float()
     return found if found.is_complex() else found.long()
-
-
-def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """Convert a DataFrame to a table; a Hugging Face data set without ``labels`` stays, since a model may read its
-    rows."""
-    as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
-    return frame if as_it_is else frame_table(frame)
 
 
 def one_numbering(

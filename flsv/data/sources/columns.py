@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -60,8 +61,6 @@ class Columns:
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
         max_categories: largest number of categories of a column; a column with more is refused.
-        delimiter: character between the values in a file; if the header does not contain it, a semicolon, tab or
-            vertical bar in the header is used.
         decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
             point cannot separate thousands.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
@@ -92,7 +91,6 @@ class Columns:
     gaps: list[str] | dict[str, list[str]] | None = None
     standardize_target: bool = False
     max_categories: Annotated[int, Ge(2)] = 50
-    delimiter: str = ","
     decimal: Literal[".", ","] = "."
     thousands: Literal[".", ",", " ", "'"] | None = None
     encoding: str | None = None
@@ -113,11 +111,11 @@ class Columns:
         self.features, self.exclude = _texts(self.features), _texts(self.exclude)
         self.categorical, self.date_format = _texts(self.categorical), _texts(self.date_format)
         self.classes = _texts(self.classes)
+        self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
         if isinstance(self.gaps, Mapping):
             self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
         else:
             self.gaps = _texts(self.gaps)
-        self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
 
     def check_roles(self, target: str, group: str | None) -> None:
         """Raise ConfigurationError if the column ``target`` or ``group`` has another role as well."""
@@ -126,19 +124,15 @@ class Columns:
         if twice is not None:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
 
-    def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """Return ``{option: value}`` for the user to paste: the options that differ from their defaults, with the
-        changes that may solve the ``problems``."""
-        options = {each.name: getattr(self, each.name) for each in fields(self)}
-        options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
+    def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
+        """Return the options that differ from their defaults, with the changes that may solve the ``problems``."""
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        options = {name: value for name, value in held.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
             for name, value in problem.remedy.items():
-                held = options.get(name, type(value)())
                 if isinstance(value, list):
-                    value = list(dict.fromkeys([*held, *value]))
-                options[name] = {**held, **value} if isinstance(value, dict) else value
-        if options.get("thousands") == options.get("decimal", "."):  # two columns contradict each other
-            del options["thousands"]
+                    value = list(dict.fromkeys([*options.get(name, ()), *value]))
+                options[name] = {**options.get(name, {}), **value} if isinstance(value, dict) else value
         return options
 
 
@@ -159,8 +153,32 @@ def as_columns(given: GivenColumns) -> Columns:
     return check_argument("columns", "columns", found, Columns)
 
 
-NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
-DAYS = "days"
+@dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: its kind and its values.
+
+    Args:
+        name: name of the column.
+        kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
+        values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
+            is read, those of the training samples in :class:`SourceData`.
+        categories: the different words of the training rows, sorted; None if the column does not have categories.
+    """
+
+    name: str
+    kind: str
+    values: pd.Series
+    categories: Sequence[str] | None = None
+
+    @property
+    def became(self) -> str:
+        """Text that says as what features the column is used, such as ``"3 categories"`` or ``"0 or 1"``."""
+        if self.categories is not None:
+            return f"{len(self.categories)} categories"
+        return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
+
+
+NUMBERS, TRUTH, WORDS, DAYS = "numbers", "truth values", "categories", "days"
 #: Kinds of columns by the results of pandas' ``infer_dtype``.
 _KINDS = {
     "integer": NUMBERS,
@@ -172,13 +190,12 @@ _KINDS = {
     "empty": "",
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: Approximately the largest number of single precision.
-LARGEST = 1e38
 #: Largest number of different values that may still be categories.
 FEW = 10
+#: Largest number of problems that a message lists.
+_LISTED = 30
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 _DATES = {"date", "datetime", "Timestamp"}
-_TO_DAYS = "Convert dates to days (dates: {{{}: days}}), or to days since the date in another column."
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
@@ -219,78 +236,97 @@ def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tupl
     return NUMBERS if known.any() and not named else WORDS, numbers
 
 
+def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
+    """Read the columns of all tables together, so that every table has the same categories.
+
+    Raises:
+        ConfigurationError: columns cannot be used; one message names all of them, with options that may help.
+    """
+    cards: list[ColumnCard] = []
+    problems: list[ColumnError] = []
+    for name in names:
+        try:
+            cards.append(_card(table, name, fit, columns))
+        except ColumnError as error:
+            problems.append(error)
+    if problems:
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+        options = json.dumps(columns.repaired(problems), ensure_ascii=False)
+        raise ConfigurationError(
+            "\n".join([*map(str, problems[:_LISTED]), *more, "These options may help (in Python columns={...}):"])
+            + f"\n  columns: {options}"
+        )
+    return cards
+
+
+def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:
+    kind, values = read_column(table, name, columns)
+    if values[fit].isna().all():
+        raise ColumnError(f"{table.path}: no training row has a value of {name!r}.", {"exclude": [name]})
+    if kind != WORDS:
+        return ColumnCard(name, kind, values)
+    known = sorted(values[fit].dropna().unique())
+    if len(known) > columns.max_categories:
+        raise ColumnError(
+            f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
+            f"{columns.max_categories}. Identifiers and free text cannot be features.",
+            {"exclude": [name]},
+        )
+    return ColumnCard(name, kind, values, known)
+
+
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
     """Return the kind of a column and its values: numbers or words, and NaN for missing values."""
     since = (columns.dates or {}).get(name)
     if since is not None:
-        start = np.datetime64(0, "D") if since == DAYS else dates_of(table, since, columns)
-        days = (dates_of(table, name, columns) - start) / np.timedelta64(1, "D")
+        start = np.datetime64(0, "D") if since == DAYS else _dates_of(table, since, columns)
+        days = (_dates_of(table, name, columns) - start) / np.timedelta64(1, "D")
         return f"days since {'1970' if since == DAYS else since}", days.reset_index(drop=True)
     values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
     there = values.notna()
     kind, numbers = _kind_and_numbers(table, values, columns)
-    if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
-        raise _no_kind(table, name, values, columns)
+    if kind is None:
+        raise _mixed(table, name)
+    if kind == WORDS and not table.typed and are_dates(values[there]):
+        raise _dates(table, name, values, columns)
     if kind == WORDS or not numbers[there].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
-    _check_numbers(table, name, values, numbers, columns)
+    for row in np.flatnonzero(numbers.isna() & there).tolist():
+        words = sorted({str(word) for word in values[numbers.isna() & there]})
+        remedy: dict[str, Any] = {"categorical": [name]}
+        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # measured numbers are no categories
+            marks = isinstance(columns.gaps, list) or len(words) > FEW
+            # For mypy: gaps are no list here.
+            known = () if marks else (columns.gaps or {}).get(name, ())  # type: ignore[union-attr]
+            remedy = {"exclude": [name]} if marks else {"gaps": {name: [*known, *words]}}
+        where = f"{table.where(row)}: {str(values[row])!r} in {name!r}"
+        raise ColumnError(f"{where} is not a valid number, but others are: a missing value, or a category?", remedy)
     return kind or NUMBERS, numbers
 
 
-def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
-    """Return the error for a column with values of several kinds, or of a kind that cannot be a feature, such as
-    dates."""
-    texts = values.dropna()
-    if not table.typed:
-        known = columns.date_format or ()
-        parts = texts_by_file(table, values)
-        formats = date_formats(parts, known)
-        about = f"{table.path}: {name!r} has dates, such as {texts.iloc[0]!r}"
-        if formats is None:
-            files = [part.path for part, held in zip(table.parts, parts) if date_formats([held], known) is None]
-            return ColumnError(
-                f"{about}. Whether the day or the month comes first is not clear in {listed(files) or table.path}: set "
-                f"date_format, such as '%d/%m/%Y', with dates: {{{name}: days}}.",
-                {"exclude": [name]},
-            )
-        remedy: dict[str, Any] = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
-        return ColumnError(f"{about}. {_TO_DAYS.format(name)}", remedy)
+def _mixed(table: Table, name: str) -> ColumnError:
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
-    remedy = {"exclude": [name]}
-    if kinds.keys() <= _DATES:
-        remedy = {"dates": {name: DAYS}}
-    elif kinds.keys() <= {"int", "float", "bool", "str"}:
-        remedy = {"categorical": [name]}
-    to_days = f" {_TO_DAYS.format(name)}" if "dates" in remedy else ""
+    dates = kinds.keys() <= {"date", "datetime", "Timestamp"}
     return ColumnError(
         f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
-        f"truth values, of the same kind in all tables.{to_days}",
-        remedy,
+        "truth values, of the same kind in all tables.",
+        {"dates": {name: DAYS}} if dates else {"exclude": [name]},
     )
 
 
-def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
-    wrong = np.flatnonzero(numbers.isna() & values.notna())
-    if len(wrong):
-        words = sorted({str(word) for word in values[wrong]})
-        remedy: dict[str, Any] = {"categorical": [name]}
-        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # measured numbers are no categories
-            of_others = isinstance(columns.gaps, list) or len(words) > FEW
-            # For mypy: gaps are no list here.
-            marks = [*(columns.gaps or {}).get(name, ()), *words] if not of_others else []  # type: ignore[union-attr]
-            remedy = {"gaps": {name: marks}} if marks else {"exclude": [name]}
-        where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
-        number = int(np.argmax(numbers.notna()))
-        other = f"{str(values[number])!r} is ({table.where(number)})" if numbers.notna().any() else "others are"
-        raise ColumnError(f"{where} is not a valid number, but {other}: a missing value, or a category?", remedy)
-    large = np.flatnonzero(numbers.abs() > LARGEST)
-    if len(large):
-        where = f"{table.where(large[0])}: {numbers[large[0]]:g} in {name!r}"
-        raise ColumnError(f"{where} is too large for single precision: a missing value?", {"exclude": [name]})
+def _dates(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
+    formats = date_formats(texts_by_file(table, values), columns.date_format or ())
+    about = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
+    if formats is None:
+        unclear = "whether the day or the month comes first is not clear in all tables"
+        to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
+        return ColumnError(f"{about}, and {unclear}. {to_days}", {"exclude": [name]})
+    remedy = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
+    return ColumnError(f"{about}. Convert dates to days since 1970, or since the date in another column.", remedy)
 
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
@@ -312,22 +348,19 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
     raise ColumnError(message, {"exclude": [name]})
 
 
-def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
+def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
     """Return a column's dates, in UTC where they have a time zone."""
-    values = without_gaps(table, name, "dates", columns)
+    values, formats = without_gaps(table, name, "dates", columns), columns.date_format or ()
     if is_datetime64_any_dtype(table.column(name, "dates")):
         found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change
     else:
         texts = words_of(values)
-        found = dated(texts, columns.date_format or ())
-        wrong = np.flatnonzero(found.isna() & texts.notna())
-        if len(wrong):
-            where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
-            formats = listed(["YYYY-MM-DD", *(columns.date_format or ())], show=str)
-            given = columns.date_format or ()
-            more = date_formats(texts_by_file(table, texts), given) if are_dates(texts.dropna()) else None
+        found = dated(texts, formats)
+        for row in np.flatnonzero(found.isna() & texts.notna()).tolist():
+            more = date_formats(texts_by_file(table, texts), formats) if are_dates(texts.dropna()) else None
             raise ColumnError(
-                f"{where} is not a date, or an ambiguous one, in the formats {formats}: set date_format.",
+                f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
+                f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",
                 {"date_format": more} if more else {"exclude": [name]},
             )
     return found.dt.tz_localize(None).astype("datetime64[us]")

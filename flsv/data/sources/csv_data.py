@@ -23,11 +23,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.labels import chosen_by_rarity
-from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import Columns, GivenColumns, as_columns
+from flsv.data.partition import Part
+from flsv.data.sources.columns import ColumnCard, Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder, group_values
 from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table_file
-from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -113,7 +112,7 @@ class CSVData(L.LightningDataModule):
         place = find_place(path, self.root)
         if place is None:
             raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Set root.")
-        return read_table_file(place, self.columns.delimiter, self.columns.encoding)
+        return read_table_file(place, self.columns.encoding)
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
@@ -239,7 +238,7 @@ class TableData(CSVData):
         fit[splits["train"]] = True
         classes = encoder.classes(files[0])
         sets = encoder.encoded(table, sizes, fit)
-        cards = encoder.cards(table, sizes[0])
+        cards = encoder.cards(sizes[0])
         self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from pandas.api.types import is_numeric_dtype
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -23,11 +22,10 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, plain_names
 from flsv.data.labels import chosen_by_rarity, in_order, positive_last
-from flsv.data.sources.base import ColumnCard, Reading, SourceData
-from flsv.data.sources.columns import FEW, LARGEST, Columns, without_gaps
+from flsv.data.sources.base import Reading, SourceData
+from flsv.data.sources.columns import ColumnCard, Columns, read_columns, without_gaps
 from flsv.data.sources.notation import parsed
-from flsv.data.sources.reading import read_columns
-from flsv.data.sources.table import Table, one_table, other_words, words_of
+from flsv.data.sources.table import Table, one_table, texts_by_file, words_of
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -121,10 +119,15 @@ class TableEncoder:
                 "classes. Name another column; to predict a number, set task: regression in columns."
             )
         check_spelling(names, f"{table.path}: {about}")
-        message = other_words(table, about, values)
-        if message is not None:
+        held = [set(texts) for texts in texts_by_file(table, values)]
+        joined = next(filter(None, held), set())
+        while (more := joined.union(*(labels for labels in held if joined & labels))) != joined:
+            joined = more  # tables are joined by a label that they share
+        apart = [str(part.path) for part, labels in zip(table.parts, held) if labels - joined]
+        if apart:
             raise ConfigurationError(
-                f"{message} Write the classes the same way everywhere. If all these are classes, name them: columns: "
+                f"{listed(apart)}: {about} has no label of {listed(sorted(joined), 8, repr)}, which the other tables "
+                "have. Write the classes the same way everywhere. If all these are classes, name them: columns: "
                 f'{{"classes": {json.dumps(names)}}}.'
             )
 
@@ -142,12 +145,10 @@ class TableEncoder:
                 )
             return torch.from_numpy(labels.astype(np.int64))
         numbers = parsed(column.tolist(), self.columns.decimal, self.columns.thousands)
-        wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
-        for row in wrong:
+        for row in np.flatnonzero(np.isnan(numbers)).tolist():
             raise ConfigurationError(
-                f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number, as "
-                f"{len(wrong)} of {len(table)}: a class, a missing value (gaps), or in another notation (decimal, "
-                "thousands)?"
+                f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number: a "
+                "class, a missing value (gaps), or in another notation (decimal, thousands)?"
             )
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
@@ -162,16 +163,9 @@ class TableEncoder:
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
-    def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Return a :class:`ColumnCard` for each column, also of what is no feature, with the values of the first
-        ``rows`` rows."""
-        cards = list(self.read)
-        used = {each.name for each in self.read} | {self.target, self.group}
-        for name in table.frame.columns.difference(list(used - {None}), sort=False):
-            # One of several tables may lack the column.
-            values = without_gaps(replace(table, together=()), name, "exclude", self.columns).astype(object)
-            cards.append(ColumnCard(name, "left out", values))
-        return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
+    def cards(self, rows: int) -> tuple[ColumnCard, ...]:
+        """Return :attr:`read` with the values of the first ``rows`` rows."""
+        return tuple(replace(each, values=each.values.iloc[:rows]) for each in self.read)
 
     def names(self, table: Table) -> list[str]:
         """Name the columns to read as features, also those that only some of the concatenated tables have."""
@@ -193,30 +187,29 @@ def group_values(table: Table, name: str) -> np.ndarray:
             "row needs a client: fill them in, or leave the rows out."
         )
     names = list(dict.fromkeys(values))
-    check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
+    check_spelling(names, f"{table.path}: {name!r} (group)")
     whole = all(re.fullmatch(r"0|-?[1-9]\d*", each) for each in names)
     return values.map(int if whole else str).to_numpy()
 
 
 def tables_source(
-    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], label: str, reading: Reading, clients: bool
+    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], reading: Reading, clients: bool
 ) -> SourceData:
     """Return the source of tables; its function ``fitted`` makes the features once the training rows are known."""
+    first = next(iter(tables.values()))
+    if reading.label is None:
+        has = f"It has {listed(first.frame.columns, 20)}."
+        raise ConfigurationError(f"{first.path} is a table: set labels, the column to predict. {has}")
+    first.column(reading.label, "labels")
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
             for name, table in tables.items()
         }
-    encoder = TableEncoder(reading.columns, label, reading.group, reading.pos_label)
+    encoder = TableEncoder(reading.columns, reading.label, reading.group, reading.pos_label)
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, reading.group, tuple(tables), clients)
-    if groups is not None:
-        rows, left_out = (
-            one_table(train).frame.reset_index(drop=True),
-            [reading.group, *(reading.columns.exclude or ())],
-        )
-        _warn_of_copies(rows.drop(columns=left_out, errors="ignore"), pd.Series(groups.numpy()), names)
     table = one_table([*train, *held.values()])
     sizes = [sum(map(len, train)), *map(len, held.values())]
     classes = encoder.classes(one_table(train)) or ()
@@ -239,24 +232,12 @@ def tables_source(
             clients=clients,
             labeled=True,
             by_rarity=chosen_by_rarity(classes, reading.pos_label),
-            columns=() if fit is None else encoder.cards(table, sizes[0]),
+            columns=() if fit is None else encoder.cards(sizes[0]),
             fitted=found if fit is None else None,
         )
 
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return found(None)
-
-
-def _warn_of_copies(frame: pd.DataFrame, groups: pd.Series, names: Sequence[str]) -> None:
-    """Warn of clients that have the same rows, in any order; ``groups`` has the number of each row's client."""
-    sizes = groups.value_counts()
-    held = groups.isin(sizes.index[(sizes > FEW) & sizes.duplicated(keep=False)])  # a copy has as many rows
-    plain = frame[held].apply(lambda column: column if is_numeric_dtype(column) else column.astype(str))
-    first: dict[bytes, str] = {}
-    for client, rows in pd.util.hash_pandas_object(plain, index=False).sort_values().groupby(groups):
-        whose = first.setdefault(rows.to_numpy().tobytes(), names[client])
-        if whose != names[client]:
-            rank_zero_warn(f"{names[client]!r} has the same rows as {whose!r}, and a value of its own. Leave one out.")
 
 
 def _groups(

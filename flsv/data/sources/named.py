@@ -4,7 +4,6 @@ the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,22 +194,17 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
 
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
-    for file, _ in images.samples:
-        read_image(file, decode=False)
     images.by_name = True  # as array_set does
     return images
 
 
-def read_image(path: str, decode: bool = True) -> Image.Image | None:
-    """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG)."""
+def read_image(path: str) -> Image.Image:
+    """Read an image in RGB."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
                 raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
-            if decode:
-                return image.convert("RGB")
-            image.verify()
-            return None
+            return image.convert("RGB")
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
 
@@ -223,11 +217,11 @@ def has_class_folders(path: Path) -> bool:
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
-def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
+def folder_by_client(path: Path) -> dict[str, Path]:
     """Return ``{client: path}`` of a folder with one table or subfolder per client, ``val`` and ``test`` among them;
     empty for images by class or split."""
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
-    tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
+    tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
     with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]

@@ -1,17 +1,12 @@
-"""Kinds of sources, which read samples: each client's or all clients' data, and the server's validation and test data.
-
-The data that a user gives are an object, a name or a path. They are read by the first kind of source whose ``match``
-returns True for them. Other packages add kinds, which come before flsv's own, by an entry point of the group
-``flsv.sources`` that names a class with the two methods of :class:`Source`.
-"""
+"""Reading of the data that a user gives: each client's or all clients' samples, and the server's validation and test
+data. They may be objects, names or paths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -42,13 +37,19 @@ from flsv.data.sources.base import (
     is_array,
     is_pair_of_arrays,
     one_numbering,
-    read_frame,
 )
 from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
-from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at
+from flsv.data.sources.table import (
+    Table,
+    find_place,
+    frame_table,
+    is_columnar,
+    is_table_file,
+    looked_at,
+    read_table_file,
+)
 from flsv.utilities.errors import ConfigurationError, check_lightning
-from flsv.utilities.plugins import installed
 
 KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
@@ -56,108 +57,10 @@ KINDS = (
 )
 
 
-class Source(Protocol):
-    """Protocol of a kind of source. For data that a user gives, flsv calls :meth:`match` of one kind after the other,
-    and then :meth:`open` of the first that matches.
-
-    Example:
-        >>> class Numbers:
-        ...     def match(self, given):
-        ...         return isinstance(given, range)
-        ...     def open(self, given, reading):
-        ...         x = torch.tensor(given).float()[:, None]
-        ...         return torch.utils.data.TensorDataset(x, torch.zeros(len(x), dtype=torch.long))
-        >>> Numbers().match(range(7)), len(Numbers().open(range(7), Reading()))
-        (True, 7)
-    """
-
-    def match(self, given: Any) -> bool:
-        """Return whether this kind of source can read ``given``.
-
-        Args:
-            given: the ``Path`` of an existing file or folder, a name that is not such a path, or an object.
-        """
-
-    def open(self, given: Any, reading: Reading) -> Any:
-        """Read the samples.
-
-        Args:
-            given: an object for which :meth:`match` is True.
-            reading: the user's options of reading.
-
-        Returns:
-            A map-style data set, whose attributes ``targets``, ``classes`` and ``groups`` are read if it has them;
-            arrays; an object with columns; or a :class:`~flsv.data.SourceData` if the data have splits of their own and
-            must be partitioned as a whole.
-
-        Raises:
-            ConfigurationError: the data cannot be read; the message says which forms can be read.
-        """
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A :class:`Source` whose methods ``match`` and ``open`` are the functions given to the constructor."""
-
-    match: Callable[[Any], bool]
-    open: Callable[[Any, Reading], Any]
-
-
-def _image_set(given: str | Path, reading: Reading) -> SourceData:
-    files = reading.files
-    data = load_image_data(str(given), files.root, files.download, files.image_size)
-    for part in (data.train, data.val, data.test):
-        # The user's own validation and test data must have the same numbers of classes.
-        if type(part) is TensorDataset:
-            part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
-    return data
-
-
-def _is_data_set(given: Any) -> bool:
-    streams = IterableDataset | Mapping | list | tuple | str
-    return hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams)
-
-
-#: Images of a named data set, an archive or a folder with splits. This kind also reports a path that does not exist.
-_IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
-SOURCES: tuple[Source, ...] = (
-    _Kind(is_table_file, lambda path, reading: reading.table(path)),
-    _Kind(
-        lambda given: isinstance(given, Path) and given.is_dir() and has_class_folders(given),
-        lambda path, reading: image_folder(path, reading.files.image_size),
-    ),
-    _IMAGES,
-    _Kind(is_pair_of_arrays, lambda pair, reading: array_set(*pair)),
-    _Kind(is_array, lambda x, reading: array_set(x)),
-    _Kind(is_columnar, read_frame),
-    _Kind(_is_data_set, lambda samples, reading: samples),
-)
-
-
-@cache
-def sources() -> tuple[Source, ...]:
-    """Return all kinds of sources, those of other packages first."""
-    return (*(kind() for kind in installed("flsv.sources")), *SOURCES)
-
-
-def _is_rows(place: Path | str) -> bool:
-    """Return whether samples of a path or name can be one client's: any kind but images with splits."""
-    return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
-
-
-def _is_one(path: Path) -> bool:
-    """Return whether a path has one participant's samples: such a file, or a folder that another package reads."""
-    return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
-
-
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
     """Read one data set as samples or a table; with ``whole`` also data with splits of their own."""
     try:
-        part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
-        if isinstance(part, SourceData) and not whole:
-            raise ConfigurationError(
-                f"{given} has its own splits, and can only be partitioned as a whole: give it as source."
-            )
+        part = _read_path(given, reading, whole) if isinstance(given, str | Path) else _read_object(given, reading)
         # For mypy: a map-style data set has a length.
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
@@ -166,33 +69,47 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
         raise ConfigurationError(f"{what}: {error}") from error
 
 
-def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Return the path that ``given`` means, such as the only file in a client's folder, or the name of a data set."""
-    name = str(given)
-    place = find_place(name, reading.files.root)
-    if whole or (place is None and _is_rows(name)):
-        return name if place is None or known_as(name) else place
-    if place is not None and place.is_dir() and not _is_one(place):
-        inside = [entry for entry in place.iterdir() if entry.name[0] != "." and _is_one(entry)]
-        place = inside[0] if len(inside) == 1 else place
-    if place is None or not _is_rows(place):
-        looked = looked_at(name, reading.files.root)
-        raise ConfigurationError(f"{name!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}.")
-    return place
-
-
-def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind of source that matches, again and again until samples or a table are left."""
-    kind = next((kind for kind in sources() if kind.match(given)), None)
-    if kind is None:
+def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
+    """Read a table file or a folder of images by class; with ``whole`` also a data set by name."""
+    files = reading.files
+    place = None if whole and known_as(given) else find_place(given, files.root)
+    if place is not None and place.is_dir() and not whole:  # one file in a client's folder
+        tables = [entry for entry in place.iterdir() if entry.name[0] != "." and is_table_file(entry)]
+        place = tables[0] if len(tables) == 1 else place
+    if place is not None and is_table_file(place):
+        return read_table_file(place, reading.columns.encoding)
+    if place is not None and place.is_dir() and has_class_folders(place):
+        return image_folder(place, files.image_size)
+    if not whole:
+        looked = looked_at(str(given), files.root)
         raise ConfigurationError(
-            f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
-            "Instead of a DataLoader give loader.dataset; of named splits give one as source, and "
-            "others as val and test."
+            f"{str(given)!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}."
         )
-    found = kind.open(given, reading)
-    done = found is given or isinstance(found, Dataset | Table | SourceData)
-    return found if done else _open(found, reading)
+    data = load_image_data(str(given), files.root, files.download, files.image_size)
+    for part in (data.train, data.val, data.test):
+        # The user's own validation and test data must have the same numbers of classes.
+        if type(part) is TensorDataset:
+            part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
+    return data
+
+
+def _read_object(given: Any, reading: Reading) -> Dataset | Table:
+    """Convert arrays to tensors and a DataFrame to a table, and return a map-style data set as it is."""
+    if is_pair_of_arrays(given):
+        return array_set(*given)
+    if is_array(given):
+        return array_set(given)
+    # A model may read the rows of a Hugging Face data set itself.
+    by_row = isinstance(getattr(given, "features", None), Mapping) and reading.label is None
+    if is_columnar(given) and not by_row:
+        return frame_table(given)
+    streams = IterableDataset | Mapping | list | tuple
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams):
+        return given
+    raise ConfigurationError(
+        f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
+        "Instead of a DataLoader give loader.dataset; of named splits give one as source, and others as val and test."
+    )
 
 
 def open_source(
@@ -202,7 +119,7 @@ def open_source(
     clients: Mapping[str, Any] | None = None,
     joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
-    """Open a source, or the data of each client, by the first kind of source that matches."""
+    """Read a source, or the data of each client."""
     if clients is not None:
         return _own_source(clients, held_out, reading, True, joining)
     check_lightning(source)
@@ -213,19 +130,14 @@ def open_source(
             raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")
         return module_source(source)
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
-    if place is not None and place.is_dir() and not _is_one(place) and (found := folder_by_client(place, _is_one)):
+    if place is not None and place.is_dir() and (found := folder_by_client(place)):
         if reading.group is not None:
             raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, True, joining)
-    parts = _splits(source)
-    return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading, False, joining)
-
-
-def _splits(source: Any) -> dict[str, Any]:
-    """Return ``{"train": source}``, or ``{"train": first, "test": second}`` of a pair of data sets."""
     pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    return dict(zip(("train", "test"), source if pair else [source]))
+    train, *test = source if pair else [source]
+    return _own_source({"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining)
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +172,7 @@ def _own_source(
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
-    parts |= {name: read_part(each, reading, f"client {name!r}", whole=False) for name, each in (joining or {}).items()}
+    parts |= {name: read_part(each, reading, f"client {name!r}") for name, each in (joining or {}).items()}
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
     kinds = {isinstance(part, Table): name for name, part in together.items()}
@@ -269,9 +181,8 @@ def _own_source(
             f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all data as tables, or none."
         )
     if True in kinds:
-        label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
         # For mypy: all are tables.
-        return tables_source(parts, held, label, reading, clients)  # type: ignore[arg-type]
+        return tables_source(parts, held, reading, clients)  # type: ignore[arg-type]
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)
     return _sets_source(found, parts, held, reading.pos_label, clients)
 

@@ -49,12 +49,6 @@ class Table:
         """Name rows by their lines in the file, or their numbers in a DataFrame."""
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
-    def holding(self, rows: Any) -> str:
-        """Name the concatenated tables that have a row of ``rows``, bool ``[N]``."""
-        ends = np.cumsum([len(part) for part in self.parts])
-        found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
-        return str(self.path) if len(found) == len(ends) else listed(found)
-
     def where(self, row: int) -> str:
         """Name the table, of those concatenated, and the line from which a row comes."""
         for part in self.parts:
@@ -108,22 +102,6 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
 
 
-def other_words(table: Table, about: str, values: pd.Series) -> str | None:
-    """Return a sentence on the tables whose words no other table has; None without any."""
-    held = [set(words) for words in texts_by_file(table, values)]
-    joined = next(filter(None, held), set())
-    while (more := joined.union(*(words for words in held if joined & words))) != joined:
-        joined = more  # tables are joined by a word that they share
-    sides = [[place for place, words in enumerate(held) if words and bool(words & joined) == side] for side in (0, 1)]
-    fewer = min(reversed(sides), key=len)
-    if not fewer:
-        return None
-    own = set().union(*(held[place] for place in fewer))
-    mine, others = (listed(sorted(words), 8, repr) for words in (own, set().union(*held) - own))
-    where = listed(table.parts[place].path for place in fewer)
-    return f"{where}: {about} is {mine}, and never {others} as in the other tables."
-
-
 def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
     """Return a column's values that are texts as one list per file."""
     return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
@@ -144,57 +122,55 @@ def looked_at(name: str, root: str | None) -> str:
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
-def read_table_file(path: Path, delimiter: str = ",", encoding: str | None = None) -> Table:
-    """Read a table from a Parquet file, or a text file with ``delimiter`` between values (tabs in a file ``.tsv``), see
-    :func:`read_csv_table`."""
+def read_table_file(path: Path, encoding: str | None = None) -> Table:
+    """Read a table from a Parquet file, which needs pyarrow, or from a text file with a header line.
+
+    The most frequent one of comma, semicolon, tab and vertical bar in the header separates the values.
+    """
     if path.suffix.lower() == ".parquet":
-        return read_parquet(path)
-    return read_csv_table(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter, encoding)
-
-
-def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None) -> Table:
-    """Read a text file with a header line, whose delimiter may be another one of the header's."""
-    csv.field_size_limit(_LONGEST)
-    data = path.read_bytes()
-    for each in ("utf-8-sig", encoding or "utf-8"):
         try:
-            text = data.decode(each)
-            break
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-    else:
-        raise ConfigurationError(
-            f"{path}, line {line}: this is not {encoding or 'UTF-8'}. Save it in UTF-8, or name its encoding, as of "
-            'Excel in Western Europe: columns: {"encoding": "cp1252"}.'
-        )
+            return replace(frame_table(pd.read_parquet(path, engine="pyarrow")), path=path)
+        except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
+            raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
+    text = _decoded(path, encoding)
     header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    delimiter = next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
-    rows: list[list[str]] = []
-    lines: list[int] = []  # of the file, since a value may span several
+    delimiter = max("\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|", key=header.count)
+    csv.field_size_limit(_LONGEST)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        for row in filter(None, reader):  # a blank line is no row
-            rows.append(row)
-            lines.append(reader.line_num)
+        # By lines of the file, since a value may span several; a blank line is no row.
+        read = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise ConfigurationError(
-            f"{path}, line {reader.line_num}: this cannot be read as values with {delimiter!r} between them: {error}. "
-            f"A value that contains {delimiter!r} or a quotation mark needs quotes."
-        ) from error
-    if not rows:
+        raise ConfigurationError(f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}") from error
+    if not read:
         raise ConfigurationError(f"{path} is empty: expected a line with the columns' names, and rows of values.")
-    names = [name.strip() for name in rows.pop(0)]
+    (_, header_row), *rows = read
+    names = [name.strip() for name in header_row]
     check_column_names(path, names)
-    for line, row in zip(lines[1:], rows):
+    for line, row in rows:
+        if len(row) != len(names):
+            about = f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names"
+            raise ConfigurationError(f"{about}. {_QUOTES.format(delimiter)}")
         if [value.strip() for value in row] == names:
             raise ConfigurationError(f"{path}, line {line}: the columns' names again. Remove this line.")
-        if len(row) != len(names):
-            raise ConfigurationError(
-                f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. A value that contains "
-                f"{delimiter!r} needs quotes."
-            )
-    frame = pd.DataFrame(rows, columns=names, index=lines[1:], dtype=object)
-    return Table(path, frame)
+    lines, values = [line for line, _ in rows], [row for _, row in rows]
+    return Table(path, pd.DataFrame(values, columns=names, index=lines, dtype=object))
+
+
+_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
+
+
+def _decoded(path: Path, encoding: str | None) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if encoding is not None:
+            return data.decode(encoding)
+        raise ConfigurationError(
+            f"{path}: this is not UTF-8 ({error.reason} at byte {error.start}). Save it in UTF-8, or name its "
+            'encoding, as of Excel in Western Europe: columns: {"encoding": "cp1252"}.'
+        ) from error
 
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
@@ -205,15 +181,6 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
         raise ConfigurationError(
             f"{path}: columns are called {listed(wrong, show=repr)}. Every column needs a name of its own."
         )
-
-
-def read_parquet(path: Path) -> Table:
-    """Read a Parquet file, whose columns keep their types; this needs ``pip install pyarrow``."""
-    try:
-        frame = pd.read_parquet(path, engine="pyarrow")
-    except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
-        raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
-    return replace(frame_table(frame), path=path)
 
 
 def is_columnar(given: Any) -> bool:

@@ -15,7 +15,7 @@ from flsv.data.contents import loader_hash, loader_rows
 from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
-from flsv.data.splits import FederatedSplits
+from flsv.data.partition import FederatedSplits
 
 
 class RemoteData(FederatedDataModule):
