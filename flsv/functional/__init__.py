@@ -8,6 +8,7 @@ from flsv.functional.pfedsv import label_overlap, personalized_weights, relevanc
 from flsv.functional.shapfed import class_specific_shapley, collaborative_fairness, participant_weights
 from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.difference import difference_shapley
+from flsv.functional.shapley.estimators import ESTIMATORS
 from flsv.functional.shapley.exact import exact_shapley, leave_one_out
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import ShapleyEstimate
@@ -17,8 +18,6 @@ from flsv.functional.shapley.knn import knn_shapley
 from flsv.functional.shapley.normalize import normalize_shapley
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.predicted_outputs import predicted_shapley
-from flsv.functional.shapley.semivalues import ESTIMATORS, banzhaf
-from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.functional.transport.cost import (
     ClassStatistics,
@@ -49,14 +48,12 @@ __all__ = [
     "TransportClient",
     "TransportServer",
     "allocate",
-    "banzhaf",
     "calibrated_gradient",
     "class_specific_shapley",
     "class_statistics",
     "client_in_run_values",
     "client_values",
     "collaborative_fairness",
-    "complementary_shapley",
     "contribution_estimates",
     "contribution_shares",
     "decayed_shapley",
@@ -89,7 +86,6 @@ __all__ = [
     "predicted_shapley",
     "relevance_auroc",
     "step_weights",
-    "stratified_shapley",
     "surrogate_shapley",
     "top_k_download",
     "wasserstein_barycenter",

@@ -16,7 +16,7 @@ from flsv.data.federated_data import check_full_batches
 from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
 from flsv.functional import allocate
-from flsv.functional.shapley.semivalues import ESTIMATORS
+from flsv.functional import ESTIMATORS
 from flsv.functional.transport import potentials
 from flsv.functional.transport.checks import check_support
 from flsv.functional.transport.cost import label_embedding
@@ -92,7 +92,7 @@ def measure(performance: Any, mode: Any = None) -> None:
     CumulativeShapley(performance=performance, mode=mode)
 
 
-SAMPLED = ("permutation", "stratified", "surrogate", "complementary", "difference", "gtg")
+SAMPLED = ("permutation", "surrogate", "difference", "gtg")
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),

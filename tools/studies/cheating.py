@@ -99,7 +99,7 @@ CHEATS = {
 }
 WEIGHED = "flsv.metrics.ClassSpecificShapley(weighting='samples')"
 METRICS = ("size", "cssv", WEIGHED, "cgsv", "gradient_1", "gradient_agreement")
-METRICS += ("fedsv_samples", "permutation_24", "banzhaf", "decayed_sum")
+METRICS += ("fedsv_samples", "permutation_24", "decayed_sum")
 #: Those that ask clients what they think of models, each of which then keeps a fifth of its samples to judge by.
 ASKING = ("flsv.metrics.ContributionEstimation", "flsv.metrics.ContributionEstimation(cap=1.25)")
 FEDERATIONS = ("digits_duplicates", "mnist_dirichlet", "fashion_label_noise")
