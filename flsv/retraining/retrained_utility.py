@@ -22,7 +22,7 @@ from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
-from flsv.games.scores import METRICS, Scores, UtilityMetric
+from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
 from flsv.retraining.global_model_scoring import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.errors import ConfigurationError

@@ -15,11 +15,9 @@ from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
-from flsv.functional import allocate
-from flsv.functional import ESTIMATORS
+from flsv.functional import ESTIMATORS, allocate
 from flsv.functional.transport import potentials
-from flsv.functional.transport.checks import check_support
-from flsv.functional.transport.cost import label_embedding
+from flsv.functional.transport.cost import check_support, label_embedding
 from flsv.metrics import CumulativeShapley
 from flsv.models.factory import build_network
 from flsv.privacy import GaussianPrivacy

@@ -32,10 +32,8 @@ from torch import Tensor
 
 from flsv.benchmark.scores import share_error, shares, spearman
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
-from flsv.functional.confidence import t_quantile
+from flsv.functional.intervals import interval_over_seeds, one_seed_stderr, t_quantile
 from flsv.functional.shapley.exact import shapley_of_table
-from flsv.functional.shapley.few_coalitions import interval_over_seeds
-from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.predicted_outputs import PredictedGame
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a

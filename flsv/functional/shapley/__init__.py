@@ -1,6 +1,7 @@
 """Shapley values of a coalition game: exact, sampled, and in closed form. A game is any function of masks.
 
-Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``, and returns a :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
+Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``, and returns a
+:class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.
 - otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Generator
 
 from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.exact import exact_shapley, leave_one_out
