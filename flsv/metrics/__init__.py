@@ -17,14 +17,14 @@ from flsv.metrics.base import ContributionMetric
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
 from flsv.metrics.coalitions.blended_contribution import BlendedContribution
 from flsv.metrics.coalitions.one_round_shapley import OneRoundShapley
-from flsv.metrics.coalitions.value import (
-    CoalitionValue,
+from flsv.metrics.coalitions.presets import (
     CumulativeShapley,
     DecayedShapley,
     LeaveOneOut,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
+from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.metrics.contribution_estimation import ContributionEstimation
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
 from flsv.metrics.costs import CommunicationCost, PrivacyLoss

@@ -13,24 +13,21 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Round
-from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.intervals import LEVEL, one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.lent_module import lent
 from flsv.games.performance import Judges, Mode
-from flsv.games.trained_game import OutputScore, TrainedGame
+from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
-from flsv.utilities.seeding import isolated_rngs
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
 Coalitions = Which | Sequence[Sequence[int]]
@@ -80,40 +77,6 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         if mask not in masks:
             masks.append(mask)
     return torch.tensor(masks)
-
-
-#: The number of untrained models that are evaluated.
-UNTRAINED = 8
-
-
-def untrained_models(
-    module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
-) -> Callable[[int, Tensor], None] | None:
-    """Return a function that writes the i-th untrained model into ``out [P]``, or None if no layer can be drawn."""
-    if not (layers := _drawn(module, initial, space)):
-        return None
-
-    def build(index: int, out: Tensor) -> None:
-        with lent(module, space), isolated_rngs(seed, "untrained", index):
-            module.load_state_dict(initial, strict=False)  # training may have registered buffers
-            for layer in layers:
-                layer.reset_parameters()
-            space.read(module, out=out)
-
-    return build
-
-
-def _drawn(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
-    """List the layers whose weights are drawn anew."""
-    frozen, found = {id(each) for each in space.constants(module).values()}, []
-    for name, layer in module.named_modules():
-        if callable(getattr(layer, "reset_parameters", None)):
-            # Adapters start at zero, and must stay there.
-            own = dict(layer.named_parameters(name))
-            start = [initial[each] for each in own if each in initial]
-            if frozen.isdisjoint(map(id, own.values())) and (not start or any(each.any() for each in start)):
-                found.append(layer)
-    return found
 
 
 #: The number of last rounds whose values' spread enters the intervals.

@@ -98,9 +98,6 @@ def contribution_shares(distances: Tensor) -> Tensor:
         The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are left out. If some clients
         have distance 0, they have equal shares and all others 0.
 
-    Raises:
-        ConfigurationError: a distance is negative, or ``distances`` is not a vector.
-
     Example:
         >>> contribution_shares(torch.tensor([1.0, 2.0, float("nan"), 2.0]))
         tensor([0.5000, 0.2500,    nan, 0.2500])
@@ -131,9 +128,6 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
     Returns:
         The interpolating measure's points, ``[m, d]``, in the dtype of ``x``.
-
-    Raises:
-        ConfigurationError: the samples are empty, not finite or of wrong shapes, or ``t`` or ``p`` is out of range.
 
     Example:
         >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
@@ -206,10 +200,6 @@ class TransportClient:
         Returns:
             The points between the client's samples and ``gamma``, ``[S, d]``, and the Wasserstein distance between the
             samples and ``gamma``.
-
-        Raises:
-            ConfigurationError: the points have another dimension than the samples, or are so many that the answer would
-                reveal samples.
         """
         check_pair(self._x, gamma, "the client's samples", "gamma")
         if not self._allow:
@@ -253,29 +243,18 @@ class TransportServer:
         self.eta: Tensor | None = None
         self.distance = x2.new_tensor(torch.nan)
 
-    def start(self, support: int, dim: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def start(self, support: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the first points to send: normal points close to the mean of the server's samples.
 
         Their standard deviation is 1e-4 times that of the samples.
 
         Args:
             support: the number S of points, at least 1.
-            dim: the dimension of the client's points, which is checked. None: it is not known.
             generator: the random generator that draws the points. None: torch's default.
 
         Returns:
             The points gamma, ``[S, d]``.
-
-        Raises:
-            ConfigurationError: the dimensions of the two sides differ, or ``support`` is below 1.
         """
-        if dim is not None and dim != self._x.shape[1]:
-            raise ConfigurationError(
-                f"the client's samples have {dim} features and the server's have {self._x.shape[1]}: both sides "
-                f"must use the same features."
-            )
-        if support < 1:
-            raise ConfigurationError(f"support={support}: a measure needs at least one point.")
         noise = torch.randn(support, self._x.shape[1], generator=generator, dtype=self._x.dtype).to(self._x.device)
         self.gamma = self._x.mean(0) + SPREAD * noise * self._x.std(0, unbiased=False)
         return self.gamma
@@ -289,13 +268,10 @@ class TransportServer:
 
         Returns:
             The next gamma, ``[S, d]``.
-
-        Raises:
-            ConfigurationError: :meth:`start` has not been called, or ``eta`` has another shape than gamma.
         """
         if self.gamma is None or eta.shape != self.gamma.shape:
-            wanted = "start() first" if self.gamma is None else f"eta_P {list(self.gamma.shape)}"
-            raise ConfigurationError(f"TransportServer.step: expected {wanted}, got eta_P {list(eta.shape)}.")
+            wanted = "start() first" if self.gamma is None else f"eta {list(self.gamma.shape)}"
+            raise ConfigurationError(f"TransportServer.step: expected {wanted}, got {list(eta.shape)}.")
         support = len(self.gamma)
         plan, own = matching(self.gamma, self._x, self.p)
         self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
@@ -327,7 +303,7 @@ def federated_wasserstein(
     x: Tensor,
     x2: Tensor,
     *,
-    support: int,
+    support: Count,
     iterations: Count,
     t: Place = 0.5,
     p: Exponent = 2,
@@ -354,10 +330,6 @@ def federated_wasserstein(
     Returns:
         The distance, its history and the last points, see :class:`FederatedDistance`.
 
-    Raises:
-        ConfigurationError: samples are empty, not finite or of wrong shapes, an option is out of range, or S >= m/2
-            without ``allow_reconstruction``.
-
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]])
         >>> generator = torch.Generator().manual_seed(0)
@@ -369,7 +341,7 @@ def federated_wasserstein(
     """
     client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
     server = TransportServer(x2, t=t, p=p)
-    gamma = server.start(support, client.dim, generator)
+    gamma = server.start(support, generator)
     history = []
     for _ in range(iterations):
         gamma = server.step(*client.answer(gamma))
@@ -379,12 +351,10 @@ def federated_wasserstein(
 
 
 class AnsweringClient(Protocol):
-    """Protocol of the clients of :func:`wasserstein_barycenter`, with the members ``dim`` and ``answer`` of
-    :class:`TransportClient`."""
+    """Clients of :func:`wasserstein_barycenter`, like :class:`TransportClient`."""
 
     @property
     def dim(self) -> int: ...
-
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
 
 

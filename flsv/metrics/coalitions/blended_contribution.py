@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv.core import ClientMatrix
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
-from flsv.metrics.coalitions.value import DecayedShapley
+from flsv.metrics.coalitions.presets import DecayedShapley
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 
 

@@ -20,7 +20,8 @@ from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.metrics.coalitions.folds import Fold
-from flsv.metrics.coalitions.value import CoalitionValue, CoalitionWeights, weighting_of
+from flsv.metrics.coalitions.presets import CoalitionWeights, weighting_of
+from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.utilities.declared import Count
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
