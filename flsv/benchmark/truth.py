@@ -20,7 +20,7 @@ from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, spearman
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.functional.confidence import half_width
+from flsv.functional.intervals import half_width
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of

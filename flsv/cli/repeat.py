@@ -22,7 +22,7 @@ from pandas import DataFrame
 from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import dealt_once
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
 from flsv.results.folder import RUNS, FolderLock, run_folder

@@ -61,8 +61,8 @@ from flsv.cli.command import Terminated, command_parser, display_path, from_1, p
 from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, interval_over_seeds
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS, interval_over_seeds
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, retrained_from
 from flsv.report.facts import retrained_caveats
@@ -106,7 +106,7 @@ def retrain(
     # itself.
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
-    # flsv.functional.shapley.one_seed.
+    # flsv.functional.intervals.
     _check_performance(metric, mode)
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 

@@ -33,14 +33,11 @@ autoencoder, by the autoencoder's own validation loss:
 """
 
 from flsv.games.coalition_games import CoalitionGames
-from flsv.games.coalition_models import Renormalized, Weighting
-from flsv.games.coalition_table import CoalitionTable
-from flsv.games.coalition_utility import CoalitionUtility
+from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Renormalized, Weighting
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore, performance_of
-from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.validated_models import ValidatedModels
-from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric, VectorEvaluator
 
 __all__ = [
     "METRICS",

@@ -8,14 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
-from flsv.games.coalition_models import Weighting
-from flsv.games.coalition_table import CoalitionTable
-from flsv.games.coalition_utility import CoalitionUtility, utility_of
+from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.scores import UtilityMetric
 from flsv.games.trained_game import TrainedGame
-from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 
 
 class CoalitionGames:

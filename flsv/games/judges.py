@@ -29,8 +29,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, PredictedGame
 from flsv.games.performance import ModelScore, performance_of
-from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import Build, VectorEvaluator
+from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 
 #: The fewest held-out samples of a class, or in total, on which a client reports.

@@ -20,9 +20,17 @@ from flsv._lightning.evaluation import evaluating, free_cached
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
 from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
-from flsv.games.scores import Scores, Sums, hits_of, losses_of, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
-from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
+from flsv.games.vector_evaluator import (
+    Build,
+    Scores,
+    Sums,
+    VectorEvaluator,
+    hits_of,
+    losses_of,
+    row_builder,
+    score_batch,
+)
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs

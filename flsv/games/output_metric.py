@@ -14,8 +14,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
 
-from flsv.games.scores import loss_dtype
 from flsv.games.validation_batches import kind_of
+from flsv.games.vector_evaluator import loss_dtype
 from flsv.scores.class_scores import ClassScore, class_1_probabilities
 from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.utilities.errors import ConfigurationError

@@ -17,8 +17,7 @@ from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent, put_private
-from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import Build, VectorEvaluator
+from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 

@@ -1,14 +1,141 @@
-"""VectorEvaluator: the base class of evaluators, which compute scores of models given as vectors."""
+"""VectorEvaluator: the base class of evaluators, and the scores that they compute of models given as vectors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.scores import Scores
+from flsv.utilities.host_copies import to_host
+
+#: Names of classifiers' scores that :meth:`Scores.value` takes.
+UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
+METRICS = get_args(UtilityMetric)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of K models on the same validation samples, on the CPU.
+
+    Attributes:
+        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"``
+            is the
+            mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
+                number
+            of samples of each class that are classified correctly. A sample with a NaN among its logits counts as
+                wrong.
+        support: for classifiers, the number of samples of each class, int64 ``[M]``, else None.
+        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples, or None if they were not kept. Of
+            classifiers
+            they are logits, with the classes in the last dimension.
+
+    Example:
+        >>> scores = Scores({"correct": torch.tensor([[2, 0, 0]])}, torch.tensor([2, 2, 0]))
+        >>> scores.value("accuracy"), scores.value("per_class_accuracy")
+        (tensor([0.5000], dtype=torch.float64), tensor([[1., 0., 0.]], dtype=torch.float64))
+    """
+
+    values: Mapping[str, Tensor]
+    support: Tensor | None = None
+    outputs: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return K, the number of models."""
+        return len(next(iter(self.values.values())))
+
+    def value(self, name: str) -> Tensor:
+        """Return one number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
+
+        Args:
+            name: a name in ``values``. For classifiers also ``"accuracy"``, the share of samples that are classified
+                correctly, ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
+                    samples,
+                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that all contributions to it
+                    are 0, and
+                ``"negative_loss"``, minus the mean cross-entropy.
+
+        Raises:
+            KeyError: the score is unknown.
+        """
+        if self.support is None or name not in METRICS:
+            return self.values[name]
+        if name == "negative_loss":
+            return -self.values["loss"]
+        correct = self.values["correct"]
+        if name == "accuracy":
+            return correct.sum(-1).double() / self.support.sum()
+        per_class = correct.double() / self.support.clamp(min=1)
+        return per_class if name == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
+
+    def __getitem__(self, rows: Tensor) -> Scores:
+        """Select the scores of the models with the indices ``rows``."""
+        return Scores({name: value[rows] for name, value in self.values.items()}, self.support)
+
+    @staticmethod
+    def cat(parts: Sequence[Scores]) -> Scores:
+        """Concatenate the scores of several groups of models on the same samples."""
+        first = parts[0]
+        return Scores({name: torch.cat([part.values[name] for part in parts]) for name in first.values}, first.support)
+
+
+def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return c models' hits ``[c, M]`` and summed losses ``[c]`` on a batch, without waiting for the GPU."""
+    return hits_of(logits, y), losses_of(logits, y)
+
+
+def hits_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Count each model's correct predictions per class on a batch, int64 ``[c, M]``."""
+    models, _, classes = logits.shape
+    best, predicted = logits.max(-1)
+    # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
+    hits = (predicted == y) & (best == best)
+    correct = torch.zeros(models, classes, dtype=torch.int64, device=logits.device)
+    correct.index_add_(1, y, hits.long())
+    return correct
+
+
+def losses_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Sum each model's cross-entropy over a batch, ``[c]``."""
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(len(logits), -1)
+    return losses.sum(-1, dtype=loss_dtype(logits.device))
+
+
+def loss_dtype(device: torch.device) -> torch.dtype:
+    """Return float64 where the device has it, else float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Sums:
+    """Buffers for one ``evaluate`` call, with a row per model, on the models' device."""
+
+    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None) -> None:
+        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
+        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
+        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
+        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.metric = torch.zeros(models, dtype=torch.float64)
+
+    def scores(self, support: Tensor | None, measured: bool) -> Scores:
+        """Return all models' scores, with ``"metric"`` if it was ``measured``."""
+        values = {"metric": self.metric} if measured else {}
+        if support is not None:
+            loss = torch.zeros(len(self.losses), dtype=torch.float64)
+            # One column after the other: the rounding of sum(-1) depends on the number of rows.
+            losses, correct = to_host([self.losses, self.correct])
+            for column in losses.double().unbind(1):
+                loss = loss + column
+            values |= {"correct": correct, "loss": loss / support.sum()}
+        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
+        return Scores(values, support, outputs)
+
 
 #: A function ``build(i, out)`` that writes model i's vector into the tensor ``out [P]``.
 Build = Callable[[int, Tensor], None]

@@ -25,14 +25,13 @@ from flsv.metrics.coalitions.presets import (
     SurrogateFederatedShapley,
 )
 from flsv.metrics.coalitions.value import CoalitionValue
-from flsv.metrics.communication_cost import CommunicationCost
 from flsv.metrics.contribution_estimation import ContributionEstimation
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
+from flsv.metrics.costs import CommunicationCost, PrivacyLoss
 from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.fedbary import CalibratedOTGradient, WassersteinContribution
 from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley, InRunShapley
-from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.metrics.shadow import ShadowShapley
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix
-from flsv.functional.confidence import LEVEL
+from flsv.functional.intervals import LEVEL
 from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.utilities.arguments import ReadOnlyArguments

@@ -5,21 +5,63 @@ Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, Round
-from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
-from flsv.games.performance import Mode, performance_of
+from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, map_clients
+from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines, without_own
+from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
-from flsv.metrics.leave_self_out import scores_without_own
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
+
+
+def leave_self_out(
+    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
+) -> Tensor:
+    """Score, at a client, the average of all others' models, or its initial model if they have no weight."""
+    assert local.start is not None
+    assert local.sent is not None
+    others = without_own(aggregate, local.sent, weight)
+    model = local.start if others is None else others
+    return local.told("score", local.utility(model[None], performance)[0])
+
+
+def scores_without_own(
+    clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
+) -> tuple[Tensor, Tensor]:
+    """Ask k clients for these scores. Return those ``[r]`` of who answered, and bool ``[k]``."""
+    own = dict(zip([client.id for client in clients], weights.tolist()))
+    question = partial(leave_self_out, performance=performance)
+
+    def ask(client: Client) -> Tensor | None:
+        try:
+            answer = client.ask(question, aggregate, own[client.id])
+            if not isinstance(answer, Tensor) or answer.numel() != 1:
+                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
+        except NoAnswer as why:
+            warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
+            return None
+        return answer.double().reshape(())
+
+    replies = map_clients(clients, ask)
+    answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
+    nothing = torch.zeros((), dtype=torch.float64)
+    scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]
+    broken = [client.id for client, answer in zip(clients, replies) if answer is not None and not answer.isfinite()]
+    if broken:
+        raise ValueError(
+            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
+            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
+        )
+    return scores, answered
 
 
 def _aggregate(round: Round) -> Tensor:

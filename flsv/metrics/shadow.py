@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, comb
 from typing import Annotated, Any
 
 import torch
@@ -17,18 +17,67 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Round
-from flsv.functional import few_coalitions_shapley
-from flsv.functional.confidence import LEVEL, t_quantile
-from flsv.functional.shapley.one_seed import one_seed_stderr, prediction_stderr
+from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.intervals import LEVEL, one_seed_stderr, prediction_stderr, t_quantile
+from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.performance import Judges, Mode
-from flsv.games.trained_game import OutputScore, TrainedGame
-from flsv.games.untrained import UNTRAINED
+from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
-from flsv.metrics.coalitions.designs import Coalitions
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
+
+#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
+Coalitions = Which | Sequence[Sequence[int]]
+#: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
+#: of the number n of clients.
+DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
+    "all": lambda n: range(1, n),
+    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
+    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
+    "both": lambda n: {1, n - 1},
+    "singles": lambda n: {1},
+}
+
+
+def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
+    """Return the most accurate design that costs at most ``max_fits`` fits of the whole federation."""
+
+    def cost(which: Which) -> float:
+        sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
+        return sum(comb(num_clients, size) * min(size, drawn) for size in sizes) / drawn
+
+    drawn = num_clients if cohort is None else cohort
+    return next((which for which in DESIGNS if cost(which) <= max_fits), "singles")
+
+
+def fits_of(masks: Tensor, cohort: float | None = None) -> float:
+    """Compute the cost of training coalitions ``[K, n]``, in fits of the whole federation."""
+    # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
+    sizes, n = masks.sum(1), masks.shape[1]
+    drawn = n if cohort is None else cohort
+    return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
+
+
+def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
+    """Make the masks ``[K, n]`` of the empty, the full and the named coalitions."""
+    if isinstance(coalitions, str):
+        return few_coalitions(num_clients, coalitions)
+    masks = [[False] * num_clients, [True] * num_clients]
+    for members in coalitions:
+        strange = [member for member in members if member not in range(num_clients)]
+        if strange:
+            raise ConfigurationError(
+                f"ShadowShapley(coalitions=...): {list(members)} names clients {strange}, and the federation has 0 to "
+                f"{num_clients - 1}."
+            )
+        mask = [client in members for client in range(num_clients)]
+        if mask not in masks:
+            masks.append(mask)
+    return torch.tensor(masks)
+
 
 #: The number of last rounds whose values' spread enters the intervals.
 RECENT = 3
@@ -73,7 +122,7 @@ class ShadowShapley(MeasuredMetric):
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
     **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.shapley.one_seed`.
+    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -369,7 +418,7 @@ class ShadowShapley(MeasuredMetric):
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         """Compute the low and high ends ``[num_clients]`` of intervals for the mean values over many seeds, see
-        :mod:`flsv.functional.shapley.one_seed`; return None for values per class, or if ``value`` is not the
+        :mod:`flsv.functional.intervals`; return None for values per class, or if ``value`` is not the
         current value.
 
         Args:

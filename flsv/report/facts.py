@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.report import drawing
 from flsv.report.basis import BY_SCORE, MOSTLY, RANKING_ONLY, SHARE_BY, by_partners
 from flsv.report.basis import retrained_from as retrained_from

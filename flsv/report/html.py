@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.results.text import WORDS, number, titled
 from flsv.utilities.charts import shortened_name
 

@@ -13,7 +13,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.core.artifacts import client_folders
-from flsv.functional.confidence import LEVEL, half_width
+from flsv.functional.intervals import LEVEL, half_width
 from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in

@@ -24,7 +24,7 @@ from pandas import DataFrame
 from rich.progress import BarColumn
 from rich.table import Column
 
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part, with_ends

@@ -24,7 +24,7 @@ from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
-from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Scores
 from flsv.results.folder import Reporting
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.train_fits import Fit

@@ -26,10 +26,8 @@ from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
 from flsv.games.performance import ModelScore, is_logged
-from flsv.games.trained_game import OutputScore
-from flsv.games.untrained import untrained_models
-from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
-from flsv.metrics.shadow import ShadowShapley
+from flsv.games.trained_game import OutputScore, untrained_models
+from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
 from flsv.retraining.coalition_refusals import check_scored, check_settings, check_shared, mean_cohort
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of

@@ -21,8 +21,7 @@ from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
-from flsv.games.scores import Scores
-from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
 
 

@@ -22,7 +22,7 @@ from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
-from flsv.games.scores import METRICS, Scores, UtilityMetric
+from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
 from flsv.retraining.global_model_scoring import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.errors import ConfigurationError
@@ -116,8 +116,8 @@ class RetrainedUtility(TrainedGame):
     """Utility that trains a federation of only the coalition's clients.
 
     It maps masks, bool ``[K, n]``, to utilities, float64 ``[K]``. Pass it to any estimator of :mod:`flsv.functional`:
-    ``exact_shapley`` gives the exact value by retraining, ``permutation_shapley`` with a ``truncation`` TMC Shapley,
-    ``stratified_shapley`` K-subset Shapley. Each coalition is trained once, and its final model scored on the server's
+    ``exact_shapley`` gives the exact value by retraining, ``permutation_shapley`` with a ``truncation`` TMC Shapley.
+    Each coalition is trained once, and its final model scored on the server's
     validation set. All trainings start from the same weights: the module's current weights or, if the module is built
     only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
     chance too. The empty coalition's model is the untrained module.

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, interval_over_seeds, retrained_shapley
-from flsv.functional.shapley.one_seed import prediction_stderr
+from flsv.functional.intervals import interval_over_seeds, prediction_stderr
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of

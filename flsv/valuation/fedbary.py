@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flsv.core import Client, LocalData, Split, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
-from flsv.functional.transport.checks import check_support, safe_support
+from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.potentials import Part
 from flsv.utilities.charts import PALETTE, client_label, draw_bars, label_text
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
@@ -95,7 +95,7 @@ class FedBary(ValidatedArguments):
             :class:`flsv.FederatedLoop` only), or a :class:`flsv.valuation.features.Features`.
         support: S, the number of points of the interpolating measures, the same for all clients. Fewer points cost
             less, reveal less of each client, and bias distances upwards. None: 100, or as many points as the smallest
-            client can safely send (:func:`flsv.functional.transport.checks.safe_support`).
+            client can safely send (:func:`flsv.functional.transport.cost.safe_support`).
         iterations: number of exchanges between the server and each client. Each one halves the error approximately.
         label_weight: weight of the label term of the distance relative to the features. 0: labels are ignored.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64

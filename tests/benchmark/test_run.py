@@ -53,11 +53,11 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
 
 
 def test_games_of_12_clients_are_limited_to_20_evaluations_per_client() -> None:
-    """Else Banzhaf values would be of all 2^12 coalitions, and 24 evaluations too few for some."""
+    """With 24 evaluations some estimators could not begin."""
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
     mine = small_federation(data={**small_federation().data, "partitioner": partitioner})
     games = [name for name, each in METRICS.items() if each.per_client is not None]
-    assert {"banzhaf", "gtg", "permutation_24", "surrogate_24"} <= set(games)
+    assert {"gtg", "permutation_24", "surrogate_24"} <= set(games)
     found = run_metrics(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
     assert not found.refused
     for name, evaluations in found.evaluations.items():

@@ -11,7 +11,7 @@ import yaml
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.cli import main
 from flsv.cli.saved_run import make_run, saved_run
-from flsv.functional.shapley.few_coalitions import interval_over_seeds
+from flsv.functional.intervals import interval_over_seeds
 from flsv.utilities.errors import ConfigurationError
 from helpers.runs import fitted, rows, write_table, written
 

@@ -134,7 +134,7 @@ def test_docstrings_become_markdown() -> None:
     import docs_roles
 
     text = (
-        "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    banzhaf`.\n\n.. math::\n    x_i = 1\n\nThen "
+        "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    lava`.\n\n.. math::\n    x_i = 1\n\nThen "
         ":math:`N \\setminus i`.\n\nExample:\n    >>> 1\n    1\n"
     )
     made = docs_roles.markdown(text)

@@ -110,7 +110,7 @@ METRICS = [
     of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1)),
     of(metrics.ClassSpecificShapley(momentum=0.6)),
     of(metrics.ClassSpecificShapley(weighting="samples")),
-    of(metrics.CoalitionValue(value="banzhaf", fold="sum")),
+    of(metrics.CoalitionValue(estimator="leave_one_out", fold="sum")),
     of(metrics.CommunicationCost()),
     of(metrics.ContributionEstimation(combine="plus")),
     of(metrics.CosineGradientShapley(alpha=0.7)),

@@ -15,11 +15,9 @@ from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.partition import split_federation
 from flsv.filters import MultiKrum
-from flsv.functional import allocate
-from flsv.functional.shapley.semivalues import ESTIMATORS
+from flsv.functional import ESTIMATORS, allocate
 from flsv.functional.transport import potentials
-from flsv.functional.transport.checks import check_support
-from flsv.functional.transport.cost import label_embedding
+from flsv.functional.transport.cost import check_support, label_embedding
 from flsv.metrics import CumulativeShapley
 from flsv.models.factory import build_network
 from flsv.privacy import GaussianPrivacy
@@ -92,7 +90,7 @@ def measure(performance: Any, mode: Any = None) -> None:
     CumulativeShapley(performance=performance, mode=mode)
 
 
-SAMPLED = ("permutation", "stratified", "surrogate", "complementary", "difference", "gtg")
+SAMPLED = ("permutation", "surrogate", "difference", "gtg")
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),

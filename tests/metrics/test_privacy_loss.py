@@ -2,7 +2,7 @@
 
 import torch
 
-from flsv.metrics.privacy_loss import PrivacyLoss
+from flsv.metrics.costs import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])

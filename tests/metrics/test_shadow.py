@@ -20,7 +20,7 @@ from flsv.metrics import (
     CosineGradientShapley,
     ShadowShapley,
 )
-from flsv.metrics.coalitions.designs import coalition_masks
+from flsv.metrics.shadow import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.retrained_utility import RetrainedUtility

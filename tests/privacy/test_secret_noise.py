@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from flsv.privacy import GaussianPrivacy
-from flsv.privacy.gaussian import BLOCK, add_secret_noise
+from flsv.privacy import BLOCK, GaussianPrivacy, add_secret_noise
 from flsv.uploads import UploadContext
 
 KEY = bytes(range(32))

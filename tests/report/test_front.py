@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import flsv.metrics
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.report import Budget, write_report
 from flsv.report.facts import caveats
 from flsv.results.text import WORDS

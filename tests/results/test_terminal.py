@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results import terminal
 from flsv.results.round_result import RunResult

@@ -24,7 +24,6 @@ from flsv.functional import (
     exact_shapley,
     label_divergence,
     permutation_shapley,
-    stratified_shapley,
 )
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
@@ -34,7 +33,6 @@ from flsv.utilities.seeding import generator_for
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "exact": exact_shapley,
     "TMC": partial(permutation_shapley, antithetic=False, truncation=0.01, num_permutations=15),
-    "K-subset": partial(stratified_shapley, budget=20),
 }
 
 

@@ -22,7 +22,6 @@ from flsv.aggregation import FedAvg
 from flsv.core.strategy import Contributions
 from flsv.functional import (
     ShapleyEstimate,
-    complementary_shapley,
     difference_shapley,
     normalize_shapley,
     permutation_shapley,
@@ -33,15 +32,14 @@ from flsv.functional.shapley.exact import shapley_of_table
 PERMUTATIONS = (80, 160, 240, 320, 400)
 DRAWS = 50
 #: Of an estimator that fits something, whose draws take seconds each.
-FEW_DRAWS = {"surrogate, unbiased": 1}
+FEW_DRAWS = {"surrogate": 1}
 TRUNCATION = 0.02
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "MC": partial(permutation_shapley, antithetic=False),
     "TMC": partial(permutation_shapley, antithetic=False, truncation=TRUNCATION),
     "DMC, algorithm 3": difference_shapley,
     "MC, antithetic": permutation_shapley,
-    "complementary": complementary_shapley,
-    "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),
+    "surrogate": surrogate_shapley,
 }
 
 

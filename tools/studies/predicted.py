@@ -30,11 +30,9 @@ from predicted_federations import ALL, HELD_OUT, TUNING, Training, flat, numbers
 from torch import Tensor
 
 from flsv.benchmark.scores import share_error, shares, spearman
-from flsv.functional import few_coalitions, few_coalitions_shapley
-from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.exact import semivalue, semivalue_of_table, shapley_weights
-from flsv.functional.shapley.few_coalitions import interval_over_seeds
-from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
+from flsv.functional.intervals import interval_over_seeds, one_seed_stderr, t_quantile
+from flsv.functional.shapley.exact import shapley_of_table
 from flsv.functional.shapley.predicted_outputs import PredictedGame
 
 #: The rule: the ensemble's part in the mean of the two games, whatever is trained. On the federations for tuning a
@@ -53,7 +51,7 @@ Values = dict[str, Tensor]
 
 
 def exact(utilities: Tensor) -> Tensor:
-    return semivalue_of_table(utilities[:, None], shapley_weights(len(utilities).bit_length() - 1))[:, 0]
+    return shapley_of_table(utilities[:, None])[:, 0]
 
 
 def predicted(name: str, kept: Kept, which: Any) -> tuple[Tensor, Tensor]:
@@ -68,7 +66,7 @@ def predicted(name: str, kept: Kept, which: Any) -> tuple[Tensor, Tensor]:
         partial(score, of, samples_of(name)[1][1]),
         logits=of.score != "r2",
     )
-    inner, ensemble = semivalue(game, of.n, shapley_weights(of.n)).values.T
+    inner, ensemble = exact_shapley(game, of.n).values.T
     return inner, ensemble
 
 

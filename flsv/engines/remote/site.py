@@ -45,11 +45,11 @@ _log = logging.getLogger(__name__)
 #: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
 #: argument ``performance`` names another. A site may allow more.
 QUESTIONS: Mapping[str, str | None] = {
-    "flsv.personalization.pfedsv_client:collaborate": "accuracy",
+    "flsv.personalization.pfedsv:collaborate": "accuracy",
     "flsv.personalization.fedfomo:mix_models": "negative_loss",
     "flsv.core.round:started_from": None,
     "flsv.sampling.power_of_choice:local_loss": "negative_loss",
-    "flsv.metrics.leave_self_out:leave_self_out": "accuracy",
+    "flsv.metrics.contribution_estimation:leave_self_out": "accuracy",
     "flsv.games.judges:judge": "accuracy",
     "flsv.games.judges:judge_coalitions": "accuracy",
 }

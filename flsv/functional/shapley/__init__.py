@@ -1,14 +1,13 @@
-"""Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form. A game is any
-function of masks. This package defines none.
+"""Shapley values of a coalition game: exact, sampled, and in closed form. A game is any function of masks.
 
-Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``,
-and returns a :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
+Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``, and returns a
+:class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.
 - otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.
-- ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased.
-  ``surrogate`` with ``unbiased=True`` is unbiased, too.
-- ``leave_one_out`` and ``banzhaf`` are other values, not estimates of the Shapley value.
+- ``permutation`` and ``difference`` make no assumption on the game and are unbiased.
+- ``gtg`` is faster where most contributions are next to 0.
+- ``leave_one_out`` is another value, not an estimate of the Shapley value.
 
 Example:
     >>> import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -28,8 +27,8 @@ def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) ->
     return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
 
 
-def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
-    """Compute a semivalue ``[n, M]`` from all utilities ``[2^n, M]`` and a weight per coalition size."""
+def shapley_of_table(table: Tensor) -> Tensor:
+    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
     # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
     num_players = len(table).bit_length() - 1
@@ -38,6 +37,7 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
         sizes = torch.cat([sizes, sizes + 1])
     # Striking bit i out of a coalition number leaves a number below 2^(n-1) with the same other bits, in order: one
     # vector of weights serves every player.
+    weight = [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
     weights = torch.tensor(weight, dtype=torch.float64)[sizes]
     values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
     for i in range(num_players):
@@ -45,36 +45,6 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
         marginals = pairs[:, 1] - pairs[:, 0]
         values[i] = weights @ marginals.reshape(len(weights), -1)
     return values
-
-
-def shapley_weights(num_players: int) -> list[float]:
-    """Return 1 / (n binom(n-1, s)) for s = 0..n-1."""
-    return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
-
-
-def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
-    """Divide each size's total weight (None: 1/n) by its number of coalitions without one player."""
-    if size_weights is None:
-        return shapley_weights(num_players)
-    return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
-
-
-def shapley_of_table(table: Tensor) -> Tensor:
-    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
-    return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
-
-
-def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
-    """Compute a semivalue by evaluating all 2^n coalitions."""
-    total = 2**num_players
-    answers = [
-        evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
-        for start in range(0, total, _CHUNK)
-    ]
-    answer = answers[0] if len(answers) == 1 else torch.cat(answers)
-    values = semivalue_of_table(answer.reshape(total, -1).to("cpu", torch.float64), weight).to(result_dtype(answer))
-    values = values if answer.ndim == 2 else values[:, 0]
-    return ShapleyEstimate(values, torch.zeros_like(values), total)
 
 
 def check_enumerable(name: str, num_players: int, budget: int | None, alternatives: str) -> None:
@@ -98,7 +68,6 @@ def exact_shapley(
     *,
     budget: int | None = None,
     generator: Generator | None = None,
-    size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Compute the Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
 
@@ -114,8 +83,6 @@ def exact_shapley(
         num_players: the number n of players, at most 22.
         budget: largest number of evaluations, at least 2^n. None: no limit.
         generator: not used. It is here because every estimator takes it.
-        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
-            the Shapley value.
 
     Returns:
         The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and 2^n ``evaluations``.
@@ -133,7 +100,15 @@ def exact_shapley(
     """
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives)
-    return semivalue(utility, num_players, per_coalition(size_weights, num_players))
+    total = 2**num_players
+    answers = [
+        evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
+        for start in range(0, total, _CHUNK)
+    ]
+    answer = answers[0] if len(answers) == 1 else torch.cat(answers)
+    values = shapley_of_table(answer.reshape(total, -1).to("cpu", torch.float64)).to(result_dtype(answer))
+    values = values if answer.ndim == 2 else values[:, 0]
+    return ShapleyEstimate(values, torch.zeros_like(values), total)
 
 
 def leave_one_out(

@@ -3,7 +3,7 @@
 Retraining a federation for every coalition of its n clients costs 2^n trainings. :func:`few_coalitions` lists far fewer
 coalitions, and :func:`few_coalitions_shapley` estimates the Shapley values from their utilities. With all 2^n
 coalitions the values of these trainings are exact. They still differ from seed to seed, see
-:func:`interval_over_seeds`, and :mod:`flsv.functional.shapley.one_seed` for a single seed.
+:func:`interval_over_seeds`, and :mod:`flsv.functional.intervals` for a single seed.
 
 **The fit** is the surrogate of :mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of
 
@@ -37,10 +37,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.functional.confidence import t_quantile
+from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.one_seed import SEED_DEVIATION, one_seed_stderr
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
@@ -146,46 +145,6 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
-
-
-def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
-    r"""Compute half the width of each mean value's interval over seeds.
-
-    The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
-    averaged with a usual variance that counts as two further degrees:
-
-    .. math:: \sigma_i^2 = \frac{(S - 1) s_i^2 + 2 \max(\overline{s^2}, (0.025 G)^2)}{S + 1}, \qquad
-        h_i = \sqrt{t_{S + 1}^2 \sigma_i^2 / S + z^2 f_i^2}
-
-    with s_i the player's standard deviation over the seeds, G the sum of all positive mean values, f_i the standard
-    error from coalitions that were not trained, and t and z the quantiles of Student's and the normal distribution.
-
-    Args:
-        values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
-        fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
-            that were not trained. 0 if all were.
-        level: the confidence level, in (0, 1).
-
-    Returns:
-        float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
-
-    Raises:
-        ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
-
-    Example:
-        >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
-        tensor([0.6150, 1.0660], dtype=torch.float64)
-    """
-    if values.ndim != 2 or not 0 < level < 1:
-        raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
-    seeds, values = len(values), values.double()
-    fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
-    if seeds == 1:
-        return t_quantile(level) * one_seed_stderr(values[0], fitted)
-    spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
-    usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
-    variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
-    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()).sqrt()
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
-from flsv.functional.transport.checks import check_labeled
+from flsv.functional.transport.cost import check_labeled
 from flsv.utilities.declared import Count, checked
 
 CHUNK_ENTRIES = 8_000_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Generator, Tensor
 
@@ -57,15 +55,8 @@ class Moments:
 _MAX_BATCH = 2**16  # coalitions per batch
 
 
-def marginals_along(
-    game: MemoizedGame,
-    permutations: Tensor,
-    truncation: float | Tensor | None = None,
-    size_weights: Sequence[float] | None = None,
-) -> Tensor:
+def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float | Tensor | None = None) -> Tensor:
     """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``."""
-    # With the weights q of a semivalue, the contribution of a player that joins s others is multiplied by n q_s: each
-    # position has probability 1/n, so that the mean over orders is the semivalue.
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
     path = empty.repeat(count, num_players + 1, 1)
@@ -85,8 +76,6 @@ def marginals_along(
             if position + 1 < num_players:
                 path[running, position + 1] = game(masks[running, position])
     steps = path.diff(dim=1)
-    if size_weights is not None:
-        steps = steps * num_players * torch.tensor(size_weights, dtype=torch.float64)[:, None]
     return torch.empty_like(steps).scatter_(1, permutations.unsqueeze(-1).expand_as(steps), steps)
 
 
@@ -100,7 +89,6 @@ def permutation_shapley(
     num_permutations: Count | None = None,
     budget: int | None = None,
     generator: Generator | None = None,
-    size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Estimate the Shapley value by mean marginal contributions over random orders.
 
@@ -121,8 +109,6 @@ def permutation_shapley(
             ``num_permutations``. The minimum covers one pair of orders, 2 n evaluations, or with
             ``antithetic=False`` one order, n + 1.
         generator: the random generator that draws the orders. None: torch's default.
-        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`. None: those of
-            the Shapley value.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -138,15 +124,15 @@ def permutation_shapley(
         >>> permutation_shapley(airport, 3, num_permutations=2000, generator=torch.Generator().manual_seed(0)).values
         tensor([-0.3160, -0.8375, -2.8465])
     """
-    name, group = "permutation_shapley", 2 if antithetic else 1
+    group = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    run = Sampling(name, utility, num_players, budget, 2 + group * (num_players - 1))
+    run = Sampling("permutation_shapley", utility, num_players, budget, 2 + group * (num_players - 1))
     if truncation is None and num_permutations is None and run.buys_all:
-        return exact_shapley(utility, num_players, size_weights=size_weights)
+        return exact_shapley(utility, num_players)
     # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
-    moments, pairs = _walk(run, group, most, generator, truncation, size_weights)
+    moments, pairs = _walk(run, group, most, generator, truncation)
     stderr = moments.stderr
     if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
@@ -159,7 +145,6 @@ def _walk(
     most: int,
     generator: Generator | None,
     truncation: float | None,
-    size_weights: Sequence[float] | None,
 ) -> tuple[Moments, int]:
     """Sample groups of orders until budget or ``most`` ends it. Count the different groups, too."""
     moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
@@ -175,7 +160,7 @@ def _walk(
         affordable = batch if batch <= safe else run.affordable(prefixes(orders).view(batch, -1, n))
         if affordable:
             taken = orders[: affordable * group]
-            samples = marginals_along(run, taken, truncation, size_weights)
+            samples = marginals_along(run, taken, truncation)
             moments.add(samples.view(-1, group, *samples.shape[1:]).mean(dim=1))
             first = taken[::group]  # of a pair, the order that begins with the lower player stands for both
             first = torch.where((first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1))

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.exact import semivalue, shapley_of_table, shapley_weights
+from flsv.functional.shapley.exact import exact_shapley, shapley_of_table
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
@@ -194,7 +194,7 @@ def predicted_shapley(
     n = trained.shape[1]
     game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
     if n <= MOST_PREDICTED:
-        found = semivalue(game, n, shapley_weights(n))
+        found = exact_shapley(game, n)
     else:
         found = permutation_shapley(
             game, n, budget=2**MOST_PREDICTED, generator=generator or torch.Generator().manual_seed(0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
-from flsv.functional.shapley.stratified import Layer, LayeredSample, estimate_by_size, layer_variance
-from flsv.utilities.declared import checked
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility, coalition_keys
+from flsv.functional.shapley.permutation import random_coalitions
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A kernel ``k(j, s, t)`` of two coalitions S and T, with j = |S n T|, s = |S|, t = |T|, float64 tensors that
@@ -91,16 +94,83 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
     return torch.where(possible, log_probability.exp(), 0.0)
 
 
-def centered(layer: Layer) -> Tensor:
-    """Return the drawn membership vectors minus s/n, float64 ``[m, n]``."""
-    return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
+@dataclass
+class Layer:
+    """Pairs of a coalition of one size and its complement."""
+
+    # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``sizes`` is 2 if the halves
+    # differ in size.
+
+    size: int
+    capacity: int
+    minimum: int
+    sizes: int
+    masks: Tensor
+    seen: set[int | bytes] = field(default_factory=set)
+
+    @property
+    def centered(self) -> Tensor:
+        """Return the drawn membership vectors minus s/n, float64 ``[m, n]``."""
+        return self.masks.to(torch.float64) - self.size / self.masks.shape[1]
+
+    @property
+    def kernel_share(self) -> float:
+        """Compute the layer's total weight in the Shapley kernel, divided by n - 1."""
+        # The weight is 1 / (s (n - s)) for a size s, twice that for a layer of two sizes (Lundberg and Lee, NeurIPS
+        # 2017).
+        return self.sizes / (self.size * (self.masks.shape[1] - self.size))
 
 
-def kernel_share(layer: Layer) -> float:
-    """Compute a layer's total weight in the Shapley kernel, divided by n - 1."""
-    # The weight is 1 / (s (n - s)) for a size s, twice that for a layer of two sizes (Lundberg and Lee, NeurIPS
-    # 2017).
-    return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
+class PairedSample:
+    """Random sample of distinct pairs of complementary coalitions, drawn by size without replacement."""
+
+    # The pairs of sizes 1 and n - 1 are always drawn completely: they weigh most in the Shapley kernel.
+
+    def __init__(self, num_players: int, generator: Generator | None = None) -> None:
+        self.num_players, self.generator = num_players, generator
+        self.layers: list[Layer] = []
+        for size in range(1, num_players // 2 + 1):
+            middle = 2 * size == num_players
+            capacity = math.comb(num_players, size) // (2 if middle else 1)
+            minimum = min(num_players if size == 1 else 2, capacity)
+            empty = torch.empty(0, num_players, dtype=torch.bool)
+            self.layers.append(Layer(size, capacity, minimum, 1 if middle else 2, empty))
+        self.minimum = sum(layer.minimum for layer in self.layers)
+        self.capacity = sum(layer.capacity for layer in self.layers)
+
+    def draw(self, total: int) -> None:
+        """Draw ``total`` pairs, by the shares that are optimal if utilities spread equally at all sizes."""
+        # With m draws a layer adds 1 / (s (n - s) m) to the variance.
+        n = self.num_players
+        counts = [layer.minimum for layer in self.layers]
+        share = [layer.sizes / math.sqrt(layer.size * (n - layer.size)) for layer in self.layers]
+        heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
+        heapq.heapify(heap)
+        for _ in range(min(total, self.capacity) - sum(counts)):
+            _, k = heapq.heappop(heap)
+            counts[k] += 1
+            if counts[k] < self.layers[k].capacity:
+                heapq.heappush(heap, ((counts[k] + 1) / share[k], k))
+        for layer, count in zip(self.layers, counts, strict=True):
+            if count == layer.capacity:
+                members = torch.tensor(list(itertools.combinations(range(n), layer.size)))
+                members = members[torch.randperm(len(members), generator=self.generator)]
+                everything = torch.zeros(len(members), n, dtype=torch.bool).scatter_(1, members, True)
+                self._add(layer, everything, count)
+            while len(layer.masks) < count:
+                sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
+                self._add(layer, random_coalitions(sizes, n, self.generator), count)
+
+    def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
+        """Add new coalitions to a layer until it has ``count``."""
+        if 2 * layer.size == self.num_players:
+            masks = masks ^ ~masks[:, :1]
+        new = []
+        for position, key in enumerate(coalition_keys(masks)):
+            if key not in layer.seen and len(layer.seen) < count:
+                layer.seen.add(key)
+                new.append(position)
+        layer.masks = torch.cat([layer.masks, masks[new]])
 
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
@@ -164,92 +234,47 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
     return float(loss[at]), parts, vectors, shrunk[at]
 
 
-def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    """Estimate the values ``[m, n, M]`` of the residual game from each pair of complements alone."""
-    return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
-
-
-@dataclass
-class AdjustedEstimator:
-    """Shapley values from a paired sample, by a surrogate and its residuals."""
-
+def adjusted_values(
+    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]], play: MemoizedGame, sample: PairedSample
+) -> tuple[Tensor, Tensor]:
+    """Compute Shapley values and standard errors ``[n, M]``, by a surrogate and its residuals."""
     # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
-    #  KernelSHAP with the expectation of its matrix in place of the sampled one, which makes it unbiased (Witter, Liu
-    # and Musco, arXiv 2506.11849, 2025, found the scheme independently). One fold: fit to all pairs, and correct by
-    # their residuals, which biases towards the surrogate. More: cross-fitting without one fold's pairs.
-
-    # One fold: fit to all pairs, and correct by their residuals. More: cross-fitting without one fold's pairs.
-
-    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
-    folds: int
-
-    def __call__(self, play: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-        layers, n = sample.layers, sample.num_players
-        # Only pairs of layers that are not completely drawn are held out.
-        open_sizes = [len(layer.masks) for layer in layers if len(layer.masks) < layer.capacity]
-        folds = min([self.folds, *open_sizes]) if open_sizes else 1
-        ends = torch.arange(2)[:, None].expand(2, n).bool()
-        values = torch.zeros(n, len(play.empty_and_grand()[0]), dtype=torch.float64)
-        # Of each pair, by a fit without it.
-        residuals = [torch.zeros(len(layer.masks), values.shape[1], dtype=torch.float64) for layer in layers]
-        for fold in range(folds):
-            fitted = [_fitted(layers, layer, fold, folds) for layer in layers]
-            halves = torch.cat([layer.masks[index] for layer, index in zip(layers, fitted, strict=True)])
-            masks = torch.cat([ends, halves, ~halves])
-            game, left_out = self.fit(masks, play(masks))
-            gap = play(ends) - game(ends)
-            values = values + (game.shapley() + (gap[1] - gap[0]) / n) / folds
-            left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split([len(i) for i in fitted])
-            for k, (layer, known) in enumerate(zip(layers, fitted, strict=True)):
-                of_pairs = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
-                values = values + _layer_values(layer, of_pairs, known if folds > 1 else None) / folds
-                if folds == 1:
-                    residuals[k] = of_pairs
-                    residuals[k][known] = left_out[k]
-                elif len(layer.masks) < layer.capacity:
-                    residuals[k][fold::folds] = of_pairs[fold::folds]
-        return values, _stderr(layers, residuals)
-
-
-def _layer_values(layer: Layer, residuals: Tensor, known: Tensor | None) -> Tensor:
-    """Estimate what a layer adds to the residual game's values ``[n, M]``."""
-    terms = _pair_terms(layer, residuals)
-    if known is None or len(known) == len(terms):
-        return terms.mean(dim=0)
-    inside = torch.zeros(len(terms), dtype=torch.bool)
-    inside[known] = True
-    share = len(known) / layer.capacity
-    return share * terms[inside].mean(dim=0) + (1 - share) * terms[~inside].mean(dim=0)
-
-
-def _stderr(layers: list[Layer], residuals: list[Tensor]) -> Tensor:
-    """Estimate the standard errors ``[n, M]`` from the residuals ``[m, M]`` of each layer's pairs."""
-    # With unbiased=True they are within some 25 % of the spread. By default 1 to 1.8 times it, except on very smooth
-    # games (0.6 times), without the bias: docs/results/intervals.csv.
+    # KernelSHAP with the expectation of its matrix in place of the sampled one (Witter, Liu and Musco, arXiv
+    # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
+    # biases towards the surrogate.
+    layers, n = sample.layers, sample.num_players
+    total = 2 * sum(len(layer.masks) for layer in layers)
+    fitted = [max(2, round(len(layer.masks) * min(1.0, _MAX_FIT / total))) for layer in layers]
+    ends = torch.arange(2)[:, None].expand(2, n).bool()
+    halves = torch.cat([layer.masks[:count] for layer, count in zip(layers, fitted, strict=True)])
+    masks, gains = torch.cat([ends, halves, ~halves]), play(ends)
+    game, left_out = fit(masks, play(masks))
+    gap = gains - game(ends)
+    values = game.shapley() + (gap[1] - gap[0]) / n
+    pairs_left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split(
+        [len(layer.masks[:count]) for layer, count in zip(layers, fitted, strict=True)]
+    )
     variance = torch.zeros(())
-    for layer, of_pairs in zip(layers, residuals, strict=True):
-        terms, count = _pair_terms(layer, of_pairs), len(layer.masks)
-        influences = (terms - terms.mean(dim=0)) / (count * max(count - 1, 1)) ** 0.5
-        variance = variance + layer_variance(layer, influences)
-    return variance.sqrt()
+    for layer, unseen in zip(layers, pairs_left_out, strict=True):
+        factor = layer.kernel_share * n / 2 * layer.centered.unsqueeze(-1)
+        residuals = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
+        values = values + (factor * residuals.unsqueeze(1)).mean(dim=0)
+        residuals[: len(unseen)] = unseen  # of a fit without the pair
+        count = len(layer.masks)
+        if count < layer.capacity:
+            # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
+            # docs/results/intervals.md.
+            terms = factor * residuals.unsqueeze(1)
+            influences = (terms - terms.mean(dim=0)) / (count * (count - 1)) ** 0.5
+            variance = variance + (1 - count / layer.capacity) * influences.square().sum(dim=0)
+    return values, variance.sqrt().expand_as(values)
 
 
-def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
-    """Select the positions of a layer's pairs to which one fold's surrogate is fitted."""
-    index = torch.arange(len(layer.masks))
-    if folds > 1 and len(index) < layer.capacity:
-        index = index[index % folds != fold]
-    total = 2 * sum(len(each.masks) for each in layers)
-    return index[: max(2, round(len(index) * min(1.0, _MAX_FIT / total)))]
-
-
-@checked
 def surrogate_shapley(
     utility: Utility,
     num_players: int,
     *,
-    unbiased: bool = False,
     budget: int | None = None,
     generator: Generator | None = None,
 ) -> ShapleyEstimate:
@@ -261,8 +286,6 @@ def surrogate_shapley(
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        unbiased: whether to estimate the correction only from coalitions that were held out of the fit (cross-fitting
-            in five folds), not from all sampled coalitions. This removes the bias, and usually increases the error.
         budget: largest number of distinct evaluations. None: 50 n. The minimum is all
             coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions. None: torch's default.
@@ -286,6 +309,9 @@ def surrogate_shapley(
         >>> (sampled.values - exact_shapley(utility, 12).values).abs().max() < 0.01
         tensor(True)
     """
-    sample = LayeredSample(num_players, paired=True, generator=generator)
-    estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES), 5 if unbiased else 1)
-    return estimate_by_size("surrogate_shapley", utility, sample, budget, estimator)
+    sample = PairedSample(num_players, generator)
+    run = Sampling("surrogate_shapley", utility, num_players, budget, 2 + 2 * sample.minimum)
+    if run.buys_all or num_players <= 2:
+        return exact_shapley(utility, num_players)
+    sample.draw((run.budget - 2) // 2)
+    return run.estimate(*adjusted_values(partial(fit_surrogate, SURROGATES), run, sample))

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
-from flsv.functional.transport.checks import Scaling, check_labeled
-from flsv.functional.transport.cost import class_statistics, label_augmented_cost
+from flsv.functional.transport.cost import Scaling, check_labeled, class_statistics, label_augmented_cost
 from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
 from flsv.functional.transport.wasserstein import wasserstein_distance
 from flsv.utilities.declared import NonNegative, Positive, checked

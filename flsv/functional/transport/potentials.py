@@ -15,8 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.functional.transport.checks import Scaling, check_pair
-from flsv.functional.transport.cost import ClassStatistics, Covariance, label_augmented_cost, label_embedding
+from flsv.functional.transport.cost import (
+    ClassStatistics,
+    Covariance,
+    Scaling,
+    check_pair,
+    label_augmented_cost,
+    label_embedding,
+)
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 

@@ -1,19 +1,31 @@
-"""Exact optimal transport between samples: distances, contribution shares, and points on the Wasserstein geodesic.
+"""Exact optimal transport between samples: distances, shares, and the federated distance and barycenter.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 1 and 6, definition 4
-and section 4.2, after Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 1 and 5 to 8,
+definition 4, section 4.2 and Algorithm 1. Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and
+Doucet, ICML 2014.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
-from flsv.functional.transport.checks import Exponent, Place, check_pair
-from flsv.functional.transport.cost import Covariance, label_augmented_cost
-from flsv.utilities.declared import NonNegative, checked
+from flsv.functional.transport.cost import (
+    Covariance,
+    Exponent,
+    Place,
+    check_pair,
+    check_points,
+    check_support,
+    label_augmented_cost,
+)
+from flsv.utilities.declared import Count, NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
 
 # POT's default of 100 000 pivots is too few from about 2000 samples on either side.
@@ -86,9 +98,6 @@ def contribution_shares(distances: Tensor) -> Tensor:
         The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are left out. If some clients
         have distance 0, they have equal shares and all others 0.
 
-    Raises:
-        ConfigurationError: a distance is negative, or ``distances`` is not a vector.
-
     Example:
         >>> contribution_shares(torch.tensor([1.0, 2.0, float("nan"), 2.0]))
         tensor([0.5000, 0.2500,    nan, 0.2500])
@@ -120,9 +129,6 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
     Returns:
         The interpolating measure's points, ``[m, d]``, in the dtype of ``x``.
 
-    Raises:
-        ConfigurationError: the samples are empty, not finite or of wrong shapes, or ``t`` or ``p`` is out of range.
-
     Example:
         >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
         tensor([[0.5000],
@@ -145,3 +151,298 @@ def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: floa
     if support == len(x):
         return torch.lerp(x, len(x) * (plan @ x2), t)
     return torch.lerp(len(x2) * (plan.T @ x), x2, t)
+
+
+# The standard deviation of the first gamma, relative to that of the server's samples. The composition of two optimal
+# plans need not be optimal: from a widely spread gamma, the protocol ends in some pairing of P and Q that no iteration
+# improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
+# optimal plan is that of P and Q. A spread of 0 would leave ties.
+SPREAD = 1e-4
+
+
+@checked
+class TransportClient:
+    """Client's side of the federated Wasserstein distance.
+
+    A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
+    and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
+    sample (``docs/results/fedbary_reconstruction.md``). So a client answers S < m/2 points only. That is no proof of
+    privacy: many iterations send many means.
+
+    Args:
+        x: the client's samples (or their embeddings), ``[m, d]``.
+        t: the position of the points in an answer between the client's samples (0) and the server's points (1).
+        p: the exponent of the Wasserstein distance.
+        allow_reconstruction: whether to answer any number of points, even if the answer reveals the samples.
+
+    Example:
+        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
+        >>> client.answer(torch.tensor([[4.0], [6.0]]))
+        (tensor([[2.],
+                [4.]]), tensor(4.))
+    """
+
+    def __init__(self, x: Tensor, *, t: Place = 0.5, p: Exponent = 2, allow_reconstruction: bool = False) -> None:
+        check_points(x)
+        self._x, self.t, self.p, self._allow = x.detach(), t, p, allow_reconstruction
+
+    @property
+    def dim(self) -> int:
+        """Return the dimension of the client's points."""
+        return self._x.shape[1]
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the answer to the server's points: interpolated points and a distance.
+
+        Args:
+            gamma: the server's points, ``[S, d]``.
+
+        Returns:
+            The points between the client's samples and ``gamma``, ``[S, d]``, and the Wasserstein distance between the
+            samples and ``gamma``.
+        """
+        check_pair(self._x, gamma, "the client's samples", "gamma")
+        if not self._allow:
+            check_support(len(gamma), len(self._x))
+        gamma = gamma.to(self._x)
+        plan, distance = matching(self._x, gamma, self.p)
+        return interpolate_along(self._x, gamma, plan, len(gamma), self.t), distance
+
+
+@checked
+class TransportServer:
+    """Server's side of the federated Wasserstein distance to one client.
+
+    Args:
+        x2: the validation samples (or their embeddings), ``[m2, d]``.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples. 0.5 in the paper.
+            Over the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a
+            larger t reveals more of the server's samples. The client must use the same t.
+        p: the exponent of the Wasserstein distance.
+
+    Attributes:
+        gamma: the points to send next, ``[S, d]``. None before :meth:`start`.
+        eta: the points between gamma and the server's samples in the last step, ``[S, d]``. None before the first step.
+        distance: the estimated distance after the last step: from the client's samples to gamma, plus from gamma to the
+            server's samples. NaN before the first step.
+
+    Example:
+        >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
+        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
+        >>> gamma = server.start(2, generator=torch.Generator().manual_seed(0))
+        >>> for _ in range(20):
+        ...     gamma = server.step(*client.answer(gamma))
+        >>> server.distance
+        tensor(4.)
+    """
+
+    def __init__(self, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> None:
+        check_points(x2, "x2")
+        self._x, self.t, self.p = x2.detach(), t, p
+        self.gamma: Tensor | None = None
+        self.eta: Tensor | None = None
+        self.distance = x2.new_tensor(torch.nan)
+
+    def start(self, support: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw the first points to send: normal points close to the mean of the server's samples.
+
+        Their standard deviation is 1e-4 times that of the samples.
+
+        Args:
+            support: the number S of points, at least 1.
+            generator: the random generator that draws the points. None: torch's default.
+
+        Returns:
+            The points gamma, ``[S, d]``.
+        """
+        noise = torch.randn(support, self._x.shape[1], generator=generator, dtype=self._x.dtype).to(self._x.device)
+        self.gamma = self._x.mean(0) + SPREAD * noise * self._x.std(0, unbiased=False)
+        return self.gamma
+
+    def step(self, eta: Tensor, distance: Tensor) -> Tensor:
+        """Compute the next points to send from a client's answer.
+
+        Args:
+            eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.answer`.
+            distance: the distance from the client's samples to gamma, from the same answer.
+
+        Returns:
+            The next gamma, ``[S, d]``.
+        """
+        if self.gamma is None or eta.shape != self.gamma.shape:
+            wanted = "start() first" if self.gamma is None else f"eta {list(self.gamma.shape)}"
+            raise ConfigurationError(f"TransportServer.step: expected {wanted}, got {list(eta.shape)}.")
+        support = len(self.gamma)
+        plan, own = matching(self.gamma, self._x, self.p)
+        self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
+        self.distance = distance.to(own) + own
+        self.gamma = interpolating_measure(eta.to(self.eta), self.eta, t=self.t, p=self.p)
+        return self.gamma
+
+
+@dataclass(frozen=True)
+class FederatedDistance:
+    """The result of :func:`federated_wasserstein`.
+
+    Attributes:
+        distance: the estimate of the Wasserstein distance at the last iteration, in feature units. Not below the exact
+            distance.
+        gamma: the interpolating measure's points after the last iteration, ``[S, d]``.
+        history: the estimate at each iteration, ``[iterations]``.
+        eta: the points between gamma and the server's samples in the last iteration, ``[S, d]``.
+    """
+
+    distance: Tensor
+    gamma: Tensor
+    history: Tensor
+    eta: Tensor
+
+
+@checked
+def federated_wasserstein(
+    x: Tensor,
+    x2: Tensor,
+    *,
+    support: Count,
+    iterations: Count,
+    t: Place = 0.5,
+    p: Exponent = 2,
+    generator: torch.Generator | None = None,
+    allow_reconstruction: bool = False,
+) -> FederatedDistance:
+    """Compute a Wasserstein distance between client and server without sending samples.
+
+    The server sends S points gamma, and the client answers with interpolants of its samples and gamma, and with their
+    distance. The server interpolates gamma and its own samples, and these two for the next gamma. By the triangle
+    inequality the sum of both distances is never below the true one, and equal to it on the geodesic. If
+    both have S samples and exchange S points, each iteration about halves the error.
+
+    Args:
+        x: the client's samples, ``[m, d]``.
+        x2: the server's samples, ``[m2, d]``.
+        support: S, the number of points that are sent.
+        iterations: the number of iterations, at least 1.
+        t: the position, in (0, 1), of each interpolated point on the way to the server's samples.
+        p: the exponent of the Wasserstein distance.
+        generator: the random generator that draws the first points. None: torch's default.
+        allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.
+
+    Returns:
+        The distance, its history and the last points, see :class:`FederatedDistance`.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> result = federated_wasserstein(
+        ...     x, x + 3, support=3, iterations=20, generator=generator, allow_reconstruction=True
+        ... )
+        >>> result.distance, result.gamma.sort(0).values.T
+        (tensor(3.), tensor([[1.5000, 2.5000, 3.5000]]))
+    """
+    client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
+    server = TransportServer(x2, t=t, p=p)
+    gamma = server.start(support, generator)
+    history = []
+    for _ in range(iterations):
+        gamma = server.step(*client.answer(gamma))
+        history.append(server.distance)
+    assert server.eta is not None
+    return FederatedDistance(server.distance, gamma, torch.stack(history), server.eta)
+
+
+class AnsweringClient(Protocol):
+    """Clients of :func:`wasserstein_barycenter`, like :class:`TransportClient`."""
+
+    @property
+    def dim(self) -> int: ...
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class FederatedBarycenter:
+    """The result of :func:`wasserstein_barycenter`.
+
+    Attributes:
+        support_points: the S points of the barycenter, ``[S, d]``, equally heavy.
+        distances: ``[n]``, each client's distance in the last iteration, in feature units: the Wasserstein distance
+            from its samples to its interpolating measure plus that from there to the barycenter.
+    """
+
+    support_points: Tensor
+    distances: Tensor
+
+
+@checked
+def wasserstein_barycenter(
+    clients: Sequence[AnsweringClient],
+    *,
+    support: Count,
+    iterations: Count,
+    weights: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    p: Exponent = 2,
+) -> FederatedBarycenter:
+    """Compute a free-support barycenter of the clients' samples, from interpolants and distances only.
+
+    In each iteration the S support points X_Q become
+
+        X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
+
+    with lambda_i the weight of client i, gamma_i the interpolating measure between its samples and X_Q, and pi the
+    optimal plan between X_Q and gamma_i. Contrary to the paper's theorem 1, this step can increase the objective. Equal
+    support points (the paper starts with zeros) would stay equal. Here they start as random points of the clients'
+    first interpolants.
+
+    Args:
+        clients: the n clients, each with ``answer(gamma)`` and ``dim`` like :class:`TransportClient`.
+        support: S, the number of support points.
+        iterations: the number of iterations, at least 1.
+        weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
+            to 1. None: equal weights.
+        generator: the random generator of the points that are first sent to all clients (normal, close to 0) and of the
+            choice of the start points X_Q. None: torch's default.
+        p: the exponent of the Wasserstein distance. The step of the support points is that for p = 2.
+
+    Returns:
+        The support points and the clients' distances, see :class:`FederatedBarycenter`.
+
+    Raises:
+        ConfigurationError: there are no clients, clients have different dimensions, a client has so few samples that
+            its answer would reveal them, a weight is negative, or all are 0, or an option is out of range.
+
+    Example:
+        >>> from flsv.functional import TransportClient
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
+        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
+        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
+    """
+    shares = _shares(clients, weights)
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
+    gammas = [client.answer(start)[0] for client in clients]
+    # Each support point comes from a client drawn by weight: a sample of the mixture of the gammas.
+    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
+    place = torch.randperm(support, generator=generator).tolist()
+    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    distances = center.new_full((len(clients),), torch.nan)
+    for _ in range(iterations):
+        moved = torch.zeros_like(center)
+        for i, client in enumerate(clients):
+            answer, distance = client.answer(gammas[i])
+            plan, own = matching(gammas[i], center, p)
+            distances[i] = distance + own
+            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
+            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
+            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+        center = moved
+    return FederatedBarycenter(center, distances)
+
+
+def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    """Normalize the clients' weights, equal by default, to sum to 1."""
+    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
+    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
+        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    return shares / shares.sum()

@@ -16,7 +16,7 @@ from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 
 class BlendedContribution(
     DecayedShapley,
-    chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
+    chosen=("num_classes", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
 ):
     r"""The mean of a client's shares of the rounds' gains and of agreement.
 

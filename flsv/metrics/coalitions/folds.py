@@ -14,7 +14,7 @@ from torch import Tensor
 from flsv.functional import ShapleyEstimate, normalize_shapley
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.functional.shapley.decayed import round_factor, round_shares
-from flsv.functional.shapley.normalize import Normalization
+from flsv.functional.shapleyfl import Normalization
 from flsv.metrics.base import latest
 from flsv.utilities.declared import Momentum, NonNegative, Rules, Share, checked
 from flsv.utilities.errors import ConfigurationError

@@ -52,7 +52,7 @@ class _AtTheEnd(Fold):
         return metric.values
 
 
-class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
+class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting", "per_class")):
     r"""Shapley values of one coalition game for the whole run. It takes 2^n models at the end instead of 2^n a round.
 
     .. math::
@@ -124,7 +124,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         **kwargs: Any,
     ) -> None:
         fold, weighting = _AtTheEnd(rounds), weighting_of(coalition_weights)
-        super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
+        super().__init__(num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:

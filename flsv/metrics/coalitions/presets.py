@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flsv.functional.shapley.normalize import Normalization
+from flsv.functional.shapleyfl import Normalization
 from flsv.metrics.coalitions.folds import Decay, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
 from flsv.utilities.declared import Momentum, Share
 
 
-class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
+class LeaveOneOut(CoalitionValue, chosen=("estimator", "estimator_args", "fold")):
     r"""The decrease of a round's performance if a client's update is left out. A round of k clients takes k + 1
     evaluations.
 
@@ -41,15 +41,13 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
         super().__init__(
             num_clients,
             num_classes,
-            value="leave_one_out",
-            estimator="auto",
-            estimator_args=None,
+            estimator="leave_one_out",
             fold=MovingAverage(momentum),
             **kwargs,
         )
 
 
-class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
+class CumulativeShapley(CoalitionValue, chosen=("fold",)):
     r"""FedSV, the sum of a client's Shapley values over its rounds (Wang et al., "A Principled Approach to Data
     Valuation for Federated Learning", 2020, definition 1).
 
@@ -85,10 +83,10 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
     """
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(num_clients, num_classes, value="shapley", fold=Sum(), **kwargs)
+        super().__init__(num_clients, num_classes, fold=Sum(), **kwargs)
 
 
-class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
+class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
     r"""The Shapley value in each round's coalition game (Sun et al., "ShapleyFL", KDD 2023, definition 4.1). Its
     players are the clients of that round.
 
@@ -159,10 +157,10 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         init: float | Literal["uniform"] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_clients, num_classes, value="shapley", fold=MovingAverage(momentum, init), **kwargs)
+        super().__init__(num_clients, num_classes, fold=MovingAverage(momentum, init), **kwargs)
 
 
-class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "per_class")):
+class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "per_class")):
     r"""A moving average of Shapley values normalized to [0, 1] (Sun et al., "ShapleyFL", KDD 2023, definition 4.2).
 
     .. math::
@@ -223,13 +221,13 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         **kwargs: Any,
     ) -> None:
         fold = SurrogateAverage(beta, init, normalize)
-        super().__init__(num_clients, None, value="shapley", fold=fold, per_class=False, **kwargs)
+        super().__init__(num_clients, None, fold=fold, per_class=False, **kwargs)
 
 
 CoalitionWeights = Literal["renormalized", "fixed"]
 
 
-class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
+class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting", "per_class")):
     r"""The decayed sum of each client's share of the rounds' gains (Guo et al., Sensors 24(15), 2024, Algorithm 1).
 
     .. math::
@@ -290,7 +288,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         **kwargs: Any,
     ) -> None:
         fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
-        super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
+        super().__init__(num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs)
 
 
 def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:

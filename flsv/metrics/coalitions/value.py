@@ -1,5 +1,6 @@
-"""CoalitionValue: clients' values in coalition games, by a choice of performance, value, estimator and fold over
-rounds.
+"""CoalitionValue: clients' values in coalition games, by a choice of performance, estimator and fold over rounds.
+
+Published methods are its presets.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torchmetrics import Metric
 
 from flsv.core import Round
 from flsv.functional import ShapleyEstimate
-from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
+from flsv.functional.shapley.estimators import check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
@@ -76,17 +77,16 @@ class MeasuredMetric(ContributionMetric):
 class CoalitionValue(MeasuredMetric):
     r"""A client's value in the coalition games of its rounds.
 
-    There are four choices: the ``performance`` of a coalition's model, the ``value``, which weights coalitions by size,
-    the ``estimator``, which selects the coalitions to evaluate, and the ``fold`` of rounds. Published methods are
-    subclasses: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`, :class:`SurrogateFederatedShapley`,
-    :class:`DecayedShapley`, :class:`OneRoundShapley` and :class:`LeaveOneOut`.
+    There are three choices: the ``performance`` of a coalition's model, the ``estimator``, which selects the coalitions
+    to evaluate, and the ``fold`` of rounds. Published methods are subclasses: :class:`PartialFederatedShapley`,
+    :class:`CumulativeShapley`, :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`OneRoundShapley`
+    and :class:`LeaveOneOut`.
 
     .. math::
-        \phi_i = \sum_{s=0}^{k-1} \frac{q_s}{\binom{k-1}{s}} \sum_{S \subseteq C \setminus i, |S| = s}
-        \bigl(U(S \cup i) - U(S)\bigr)
+        SV_i = \frac1k \sum_{S \subseteq C \setminus i} \frac{U(S \cup i) - U(S)}{\binom{k-1}{|S|}}
 
-    with C the round's k clients, U(S) the performance of the model that is aggregated from the updates of the clients
-    in S, and weights :math:`q_s` of the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`.
+    with C the round's k clients, and U(S) the performance of the model that is aggregated from the updates of the
+    clients in S.
     A client that does not take part in a round keeps its value. A client that never took part is NaN.
 
     Inside a ``FederatedLoop`` the utility is the round's coalition game. All metrics of a round share its evaluations.
@@ -104,12 +104,7 @@ class CoalitionValue(MeasuredMetric):
             its own.
         performance: the performance measure of a coalition's model if values are not per class, as for
             :class:`PartialFederatedShapley`.
-        value: ``"shapley"``, ``"banzhaf"`` or ``"leave_one_out"``.
-        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"`` and
-            ``"leave_one_out"`` then compute the values of these names instead). For any other value ``"exact"`` or
-            ``"permutation"``, or a function with the signature of these estimators. ``"auto"``: exact for up to 10
-            players. For more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
-            the Shapley value and by the estimator named after the value for others.
+        estimator: the estimator of Shapley values, as for :class:`PartialFederatedShapley`, or ``"leave_one_out"``.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
@@ -127,15 +122,15 @@ class CoalitionValue(MeasuredMetric):
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: the value, fold or weighting is unknown, the estimator does not compute the value or does
-            not take an argument, an argument of a fold is out of range, a logged name has no ``mode``, or before the
-            first round: the module does not log the name.
+        ConfigurationError: the fold, weighting or estimator is unknown, the estimator does not take an argument, an
+            argument of a fold is out of range, a logged name has no ``mode``, or before the first round: the module
+            does not log the name.
 
     Example:
-        The decayed sum of Banzhaf values, from random orders of the players.
+        The decayed sum of values from random orders of the players.
 
         >>> from flsv.metrics.coalitions import Decay
-        >>> metric = CoalitionValue(3, value="banzhaf", estimator="permutation", fold=Decay(0.5, normalize=False))
+        >>> metric = CoalitionValue(3, estimator="permutation", fold=Decay(0.5, normalize=False))
         >>> for index in range(2):
         ...     metric.update(torch.arange(3), lambda masks: masks.float() @ torch.tensor([1.0, 2.0, 4.0]), None, index)
         >>> metric.compute()
@@ -151,7 +146,6 @@ class CoalitionValue(MeasuredMetric):
         num_clients: int | None = None,
         num_classes: int | None = None,
         performance: str | Metric = "accuracy",
-        value: Semivalue = "shapley",
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
         fold: FoldName | Fold = "last",
@@ -162,8 +156,8 @@ class CoalitionValue(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        check_estimator(name, estimator, estimator_args or {}, value)
-        self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
+        check_estimator(name, estimator, estimator_args or {})
+        self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
@@ -249,7 +243,8 @@ class CoalitionValue(MeasuredMetric):
         if factor == 0:
             self.fold.skip(self)
             return
-        estimate = self._estimate(utility, len(client_ids), generator)
+        estimator = estimator_of(self.estimator, len(client_ids), self.estimator_args)
+        estimate = estimator(utility, len(client_ids), generator=generator)
         self.fold.update(self, client_ids, estimate, factor)
         self.evaluations += estimate.evaluations
 
@@ -267,11 +262,6 @@ class CoalitionValue(MeasuredMetric):
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
         return result if self.per_class or error is None else {**result, "stderr": error.squeeze(-1)}
-
-    def _estimate(self, utility: Any, players: int, generator: torch.Generator | None) -> ShapleyEstimate:
-        return estimator_of(self.value, self.estimator, players, self.estimator_args)(
-            utility, players, generator=generator
-        )
 
     def _game(self, round: Round) -> CoalitionUtility:
         weights: Any = self.weighting

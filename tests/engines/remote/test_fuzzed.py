@@ -15,7 +15,7 @@ from flsv.engines.engine import shared_space
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
-from flsv.metrics.leave_self_out import leave_self_out
+from flsv.metrics.contribution_estimation import leave_self_out
 from helpers.sites import NAMES, Replay, module, shapfed
 
 SAMPLES = 40

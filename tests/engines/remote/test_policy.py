@@ -37,11 +37,13 @@ def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> R
 
 def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
-    path.write_text('questions = ["flsv.metrics.leave_self_out:leave_self_out"]\nmax_epsilon = 8.0\n')
+    path.write_text('questions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n')
     policy = SitePolicy.read(path)
-    assert policy == SitePolicy(["flsv.metrics.leave_self_out:leave_self_out"], 8.0)
-    policy.check_question("flsv.metrics.leave_self_out:leave_self_out")
-    SitePolicy(["flsv.metrics.peers:leave_self_out"]).check_question("flsv.metrics.leave_self_out:leave_self_out")
+    assert policy == SitePolicy(["flsv.metrics.contribution_estimation:leave_self_out"], 8.0)
+    policy.check_question("flsv.metrics.contribution_estimation:leave_self_out")
+    SitePolicy(["flsv.metrics.peers:leave_self_out"]).check_question(
+        "flsv.metrics.contribution_estimation:leave_self_out"
+    )
     with pytest.raises(Refused, match="does not let it answer 'os:system'"):
         policy.check_question("os:system")
 
@@ -79,7 +81,9 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     remote = with_policy(tmp_path, make, SitePolicy(questions=[]), **SPLITS)
     replies: list[tuple[int, str]] = []
     remote.transport.spoil = keep
-    with pytest.warns(UserWarning, match="'Boston'.*its policy does not let it answer 'flsv.metrics.leave_self_out:"):
+    with pytest.warns(
+        UserWarning, match="'Boston'.*its policy does not let it answer 'flsv.metrics.contribution_estimation:"
+    ):
         remote.fit(rounds=1)
     assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
 

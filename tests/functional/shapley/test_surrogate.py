@@ -10,12 +10,12 @@ from functional.shapley.games import accuracy_table, random_table, rng, table_ga
 from flsv.functional import exact_shapley, surrogate_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MemoizedGame
-from flsv.functional.shapley.stratified import LayeredSample
 from flsv.functional.shapley.surrogate import (
     CONSTANT,
     SURROGATES,
-    AdjustedEstimator,
     Kernel,
+    PairedSample,
+    adjusted_values,
     averaged_membership,
     fit_surrogate,
     gaussian,
@@ -60,10 +60,10 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
     n, table = 7, random_table(7, seed=2)
-    game, sample = MemoizedGame(table_game(table), n), LayeredSample(n, paired=True, generator=rng(5))
+    game, sample = MemoizedGame(table_game(table), n), PairedSample(n, rng(5))
     sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
-    values, _ = AdjustedEstimator(fit, 1)(game, sample)
+    values, _ = adjusted_values(fit, game, sample)
 
     halves = torch.cat([layer.masks for layer in sample.layers])
     ends = torch.stack([torch.zeros(n), torch.ones(n)]).bool()
@@ -80,8 +80,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     torch.testing.assert_close(values[:, 0], expected)
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_surrogate_is_exact_for_games_of_its_kernels(unbiased: bool) -> None:
+def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
     updates = torch.randn(12, 3, generator=rng(), dtype=torch.float64)
 
     def utility(masks: torch.Tensor) -> torch.Tensor:
@@ -90,8 +89,32 @@ def test_surrogate_is_exact_for_games_of_its_kernels(unbiased: bool) -> None:
 
     exact = exact_shapley(utility, 12).values
     scale = exact.abs().max()
-    sampled = surrogate_shapley(utility, 12, budget=300, generator=rng(), unbiased=unbiased)
+    sampled = surrogate_shapley(utility, 12, budget=300, generator=rng())
     assert (sampled.values - exact).abs().max() < 2e-3 * scale
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
+def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
+    for more in (0, 7, 300):
+        sample = PairedSample(n, rng())
+        assert sample.capacity == 2 ** (n - 1) - 1
+        total = min(sample.minimum + more, sample.capacity)
+        sample.draw(total)
+        assert sum(len(layer.masks) for layer in sample.layers) == total
+        for layer in sample.layers:
+            rows = set(map(tuple, layer.masks.tolist()))
+            assert len(rows) == len(layer.masks)
+            assert (layer.masks.sum(dim=1) == layer.size).all()
+            assert not rows & set(map(tuple, (~layer.masks).tolist())), "a pair counted twice"
+            assert layer.size > 1 or len(rows) == layer.capacity
+
+
+def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
+    n, sample = 41, PairedSample(41, rng())
+    sample.draw(4000)
+    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    for size in (5, 10, 15):
+        assert counts[size] / counts[20] == pytest.approx((20 * 21 / (size * (n - size))) ** 0.5, abs=0.03)
 
 
 def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:

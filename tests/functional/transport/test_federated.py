@@ -14,7 +14,7 @@ from flsv.functional import (
     wasserstein_barycenter,
     wasserstein_distance,
 )
-from flsv.functional.transport.checks import check_support, safe_support
+from flsv.functional.transport.cost import check_support, safe_support
 from flsv.utilities.errors import ConfigurationError
 
 

@@ -1,4 +1,4 @@
-"""GaussianPrivacy: clipping and noise at the clients, the epsilon spent, and noise that only the client can know."""
+"""Differential privacy for clients' updates: clipping, noise, and the accounting of epsilon."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+
+__all__ = ["GaussianPrivacy", "gaussian_epsilon", "warn_of_noise"]
 
 
 @lru_cache(maxsize=4096)
@@ -121,7 +123,7 @@ class GaussianPrivacy(Upload):
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
-    (:mod:`flsv.privacy.gaussian`). The generator's key is a hash of the site's secret, the server's whole message,
+    (:mod:`flsv.privacy`). The generator's key is a hash of the site's secret, the server's whole message,
     the site's stored state and the update itself. Two different updates never have the same noise, and an update that
     is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the answers. Epsilon
     then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flsv.benchmark import federation, names, truth_table
+from flsv.functional.intervals import BRACKETS, one_seed_stderr
 from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_shapley
-from flsv.functional.shapley.one_seed import BRACKETS, one_seed_stderr
 from flsv.metrics import ShadowShapley
 
 
@@ -54,7 +54,7 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
 
 
 def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     page = (root / "docs/reference/command_line.md").read_text(encoding="utf-8")
     for text in (page, str(ShadowShapley.__doc__)):
         words = " ".join(text.split())

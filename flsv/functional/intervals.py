@@ -1,7 +1,9 @@
-r"""Confidence intervals for Shapley values from coalitions that were trained with a single seed.
+r"""Confidence intervals for Shapley values of trained coalitions, by one seed or several.
 
 The intervals are for the mean over many seeds, the value that does not depend on the luck of initial weights and
-batches. :data:`BRACKETS` is what they promise. One training per coalition does not show how much values differ between
+batches. :data:`BRACKETS` says what they promise. For several seeds see :func:`interval_over_seeds`.
+
+**One seed.** One training per coalition does not show how much values differ between
 seeds, but four parts of the difference can be estimated. With n clients and G the sum of all positive values, the
 standard error of the value of client i is
 
@@ -25,7 +27,26 @@ interval from these, which measures the spread of your own federation.
 
 from __future__ import annotations
 
+import math
+
+import torch
+from scipy import stats
 from torch import Tensor
+
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+
+
+def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
+    """Compute half the width of a Student's t interval. NaN where ``freedom`` is not above 0."""
+    return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))
+
+
+def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
+    """Compute Student's t quantile at (1 + level) / 2, float64. Normal where ``freedom`` is inf."""
+    told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)
+
 
 #: The promise of these intervals, in the words that all reports use.
 BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
@@ -60,3 +81,43 @@ def one_seed_stderr(
 def prediction_stderr(disagreement: Tensor) -> Tensor:
     """Compute the standard error of predicted values from the two predictions' difference ``[n]`` or ``[n, M]``."""
     return (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt()).expand(disagreement.shape).clone()
+
+
+def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
+    r"""Compute half the width of each mean value's interval over seeds.
+
+    The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
+    averaged with a usual variance that counts as two further degrees:
+
+    .. math:: \sigma_i^2 = \frac{(S - 1) s_i^2 + 2 \max(\overline{s^2}, (0.025 G)^2)}{S + 1}, \qquad
+        h_i = \sqrt{t_{S + 1}^2 \sigma_i^2 / S + z^2 f_i^2}
+
+    with s_i the player's standard deviation over the seeds, G the sum of all positive mean values, f_i the standard
+    error from coalitions that were not trained, and t and z the quantiles of Student's and the normal distribution.
+
+    Args:
+        values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
+        fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
+            that were not trained. 0 if all were.
+        level: the confidence level, in (0, 1).
+
+    Returns:
+        float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
+
+    Raises:
+        ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
+
+    Example:
+        >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
+        tensor([0.6150, 1.0660], dtype=torch.float64)
+    """
+    if values.ndim != 2 or not 0 < level < 1:
+        raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
+    seeds, values = len(values), values.double()
+    fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
+    if seeds == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fitted)
+    spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
+    usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
+    variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
+    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()).sqrt()

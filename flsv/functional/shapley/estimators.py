@@ -1,0 +1,61 @@
+"""Estimators of Shapley values by name, and the choice of one for a metric."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from flsv.functional.shapley.difference import difference_shapley
+from flsv.functional.shapley.exact import exact_shapley, leave_one_out
+from flsv.functional.shapley.game import ShapleyEstimate
+from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.surrogate import surrogate_shapley
+from flsv.utilities.errors import ConfigurationError
+
+Estimator = Callable[..., ShapleyEstimate]
+
+ESTIMATORS: dict[str, Estimator] = {
+    "exact": exact_shapley,
+    "permutation": permutation_shapley,
+    "difference": difference_shapley,
+    "surrogate": surrogate_shapley,
+    "gtg": gtg_shapley,
+    "leave_one_out": leave_one_out,
+}
+"""Estimators by name. All accept ``budget`` and ``generator``."""
+
+_FEW = 10  # the largest number of players for which "auto" evaluates all coalitions
+_PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
+
+
+def estimator_of(estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]) -> Estimator:
+    """Choose an estimator, and bind its arguments: ``f(utility, num_players, *, generator)``."""
+    if callable(estimator):
+        return partial(estimator, **arguments)
+    if estimator != "auto":
+        return partial(ESTIMATORS[estimator], **arguments)
+    few = num_players <= _FEW
+    if few and not arguments:
+        return exact_shapley
+    # The surrogate is exact, too, if the budget suffices for all coalitions.
+    budget = 2**num_players if few else _PER_PLAYER * num_players
+    return partial(surrogate_shapley, **{"budget": budget, **arguments})
+
+
+def check_estimator(owner: str, estimator: str | Estimator, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless an estimator exists and takes the arguments."""
+    names = ["auto", *ESTIMATORS]
+    if not callable(estimator) and estimator not in names:
+        raise ConfigurationError(f"{owner}(estimator={estimator!r}): expected a function or one of {names}.")
+    function = estimator if callable(estimator) else ESTIMATORS["surrogate" if estimator == "auto" else estimator]
+    try:
+        inspect.signature(function).bind(None, 1, generator=None, **arguments)
+        if arguments and function in ESTIMATORS.values():
+            # An argument that is out of range is so with any number of players, and a game of one player takes no time.
+            function(lambda masks: masks.sum(1).double(), 1, generator=torch.Generator(), **arguments)
+    except (ConfigurationError, TypeError) as error:
+        raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
