@@ -20,8 +20,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, ClientUpdate, FederationState, Instruction, Ranks, Traffic, opened
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.matrix import copied_rows, empty_rows
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import Sharing, sharing
+from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager, try_forward
@@ -29,9 +28,8 @@ from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.training.client_turn import Turn
-from flsv.training.cohort_loader import ClientBatches, CohortLoader
+from flsv.training.local_steps import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.optimizers import OptimizerOptions
-from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -39,11 +37,11 @@ from flsv.utilities.errors import ConfigurationError
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
-def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map between a module and its shared vectors ``[P]``, and what is left out."""
+def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
+    """Return the map between a module and its shared vectors ``[P]``."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
-    shared = sharing(config.share, module, config.head)
-    return ParameterSpace(module, config.head, private, **shared._asdict()), shared
+    kept, constant = sharing(config.share, module, config.head)
+    return ParameterSpace(module, config.head, private, kept=kept, constant=constant)
 
 
 class Engine:
@@ -70,7 +68,7 @@ class Engine:
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
         self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
-        self.space, self.shared = shared_space(self._module, config)
+        self.space = shared_space(self._module, config)
         store.to(self._module.device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()

@@ -29,11 +29,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flsv._lightning.evaluation import as_given
+from flsv._lightning.evaluation import as_given, stand_in
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import Counted, add
-from flsv._lightning.validation import stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.engine import IdleEngine
 from flsv.games.lent_module import lent
@@ -49,7 +48,7 @@ from flsv.training.batched import (
     step_arguments,
     training_loss,
 )
-from flsv.training.cohort_loader import ClientBatches, CohortLoader
+from flsv.training.local_steps import ClientBatches, CohortLoader
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, isolated_rngs

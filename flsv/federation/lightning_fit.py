@@ -28,7 +28,8 @@ from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import Engine, where
-from flsv.engines.ranks import SeveralRanks, agree, ranks_of
+from flsv.engines.ranks import agree, ranks_of
+from flsv.engines.several_ranks import SeveralRanks
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
@@ -40,7 +41,7 @@ from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.step_counts import LocalSteps
+from flsv.training.local_steps import LocalSteps
 
 _ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 

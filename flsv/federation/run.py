@@ -15,12 +15,11 @@ from flsv.__about__ import __version__
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import Channel, Client, FederationState, Instruction, Round
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import warn_of_sharing
+from flsv.core.parameter_space import ParameterSpace, warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
-from flsv.engines.ranks import check_agreement
+from flsv.engines.several_ranks import check_agreement
 from flsv.metrics import PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
@@ -46,10 +45,9 @@ class FederationRun:
         self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
         self.evaluated = self.at_server = False
         module, data, space = engine.trainer.lightning_module, engine.data, engine.space
-        kept = [name for name in space.private_names if name in engine.shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(space, metrics, config.uploads, config.head, num_classes, kept)
-        warn_of_sharing(kept, space, module, bool(config.evaluation.every))
+        check_space(space, metrics, config.uploads, config.head, num_classes)
+        warn_of_sharing(space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
         metrics.to(module.device)
         state.to(module.device)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core.fields import TrainedCoalitions
+from flsv.core.round import TrainedCoalitions
 from flsv.functional.shapley.predicted_outputs import PredictedValues, predicted_shapley, values_of_tables
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges

@@ -189,14 +189,13 @@ def check_space(
     uploads: Sequence[Upload],
     head: str | None,
     num_classes: int | None,
-    kept: Sequence[str] = (),
 ) -> None:
     """Check the settings that depend on the module's layers, once the layers exist."""
     for upload in uploads:
         upload.check(space)
     # Metrics that train coalitions are tried: their scores may not depend on what stays.
     games = [name for name in metrics.game_metrics if attribute_of(metrics.metrics[name], "trains") is None]
-    if kept and games:
+    if (kept := space.kept_names) and games:
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, and the server has no "
             f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.training.local_steps import LocalSteps
 from flsv.training.optimizers import Optimizers
-from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 

@@ -15,8 +15,7 @@ from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flsv.cli import main
-from flsv.engines.ranks import FederatedStrategy
-from flsv.engines.ranks.group import RankGroup, card_of, cards_of_their_own, meet
+from flsv.engines.ranks import FederatedStrategy, RankGroup, card_of, cards_of_their_own, meet
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, vector

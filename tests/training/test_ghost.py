@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from flsv.training.ghost import GhostProducts
+from flsv.training.algorithms.in_run import GhostProducts
 from flsv.utilities.errors import ConfigurationError
 
 B = 5

@@ -231,7 +231,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
         Descriptions by name, for :func:`check_agreement`.
     """
     config, strategies = settings.config, settings.config.strategies
-    space, _ = shared_space(module, config)
+    space = shared_space(module, config)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
     at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
     return {

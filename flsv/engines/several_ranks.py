@@ -17,8 +17,8 @@ from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
-from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.training.cohort_loader import CohortLoader
+from flsv.engines.ranks import ranks_of, share_weights
+from flsv.training.local_steps import CohortLoader
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
