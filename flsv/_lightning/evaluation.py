@@ -160,7 +160,10 @@ class ValidationRun:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
         self._trainer, self.module, self._loaders = trainer, module, loaders
-        self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
+        self._stand_in = own = stand_in(trainer, module)
+        own.limit_val_batches, own.overfit_batches = 1.0, 0.0
+        self._loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
+        own.fit_loop.epoch_loop.val_loop = self._loop
 
     def logged(self) -> dict[str, Tensor]:
         """Run the validation, and return all logged values by name."""
@@ -236,17 +239,6 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     module.trainer = own
     module._metric_attributes = None  # it maps ids of the original module's metrics
     return own
-
-
-def _validating_stand_in(
-    trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
-) -> tuple[L.Trainer, _Loop]:
-    """Return a :func:`stand_in` for the trainer, and its validation loop over ``loaders``."""
-    own = stand_in(trainer, module)
-    own.limit_val_batches, own.overfit_batches = 1.0, 0.0
-    loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
-    own.fit_loop.epoch_loop.val_loop = loop
-    return own, loop
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:

@@ -98,7 +98,7 @@ class ParameterSpace:
         everything = dict(_float_state(module))
         _check_values(everything)
         self._floating = frozenset(everything)
-        matching = _matching(everything, private)
+        matching = {name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)}
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self.kept_names = tuple(n for n in self.private_names if n in kept)
@@ -110,7 +110,8 @@ class ParameterSpace:
         tensors = {name: tensor for name, tensor in rest.items() if name not in self.non_finite_names}
         if self._excluded and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
-        _check_real(tensors)
+        if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
@@ -265,15 +266,6 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _matching(names: Collection[str], patterns: Sequence[str]) -> set[str]:
-    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-
-
-def _check_real(tensors: Mapping[str, Tensor]) -> None:
-    if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-        raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
-
-
 Share = str | list[str] | Callable[[str, Tensor], bool]
 """The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
 tensor that returns whether it is shared.
@@ -362,7 +354,8 @@ def _named(
     if word == "trainable":  # of a module that is frozen as a whole, nothing
         return state.keys() - frozen if len(frozen) < sum(1 for _ in module.parameters()) else ()
     if word == "norm":
-        return _held_by([layer for layer in module.modules() if _normalizes(layer)], state)
+        norms = [each for each in module.modules() if any(_NORMALISES.search(k.__name__) for k in type(each).__mro__)]
+        return _held_by(norms, state)
     if word == "head":
         found = head_name(module, head)
         return () if found is None else _held_by([module.get_submodule(found)], state)
@@ -373,7 +366,3 @@ def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[s
     """Name the entries of ``state`` that are the layers' own."""
     own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
     return [name for name, tensor in state.items() if id(tensor) in own]
-
-
-def _normalizes(layer: nn.Module) -> bool:
-    return any(_NORMALISES.search(kind.__name__) for kind in type(layer).__mro__)

@@ -285,7 +285,7 @@ def try_rows(
                 tensor.copy_(start[name])
         rounding = rounding_of(trainer)
         # The second row starts a rounding error away: where rounding is coarse, it shows the effect of rounding.
-        coarse = {name for name, tensor in start.items() if rounding.is_coarse and tensor.is_floating_point()}
+        coarse = {name for name, tensor in start.items() if rounding.steps > 0 and tensor.is_floating_point()}
         nudged = {n: rounding.nudged(t.flatten()).view_as(t) if n in coarse else t for n, t in start.items()}
         both = {name: torch.stack([tensor, nudged[name]]) for name, tensor in start.items() if name not in unstacked}
         training = RowTraining(module, optimizer, clipping(trainer), unused)

@@ -43,6 +43,7 @@ from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.local_steps import LocalSteps
 
+_EARLY = "the epoch ended before the round's last batch"
 _ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 
 #: Warnings that Lightning would repeat in every round.
@@ -207,7 +208,12 @@ class LightningFit:
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.within = self.state.round_index == index
         if not complete:
-            self._stopped_early()
+            if not trainer.should_stop:
+                raise RuntimeError(
+                    f"{_EARLY} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
+                    "federation has no other round to skip to."
+                )
+            self.discard(_EARLY)
             return
         self.average.end_batch(trainer)
         self.average.end_round(trainer, trainer.lightning_module)
@@ -215,15 +221,6 @@ class LightningFit:
         if not last and (why := self.running.spent()):
             trainer.should_stop = True
             warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
-
-    def _stopped_early(self) -> None:
-        early = "the epoch ended before the round's last batch"
-        if not self.trainer.should_stop:
-            raise RuntimeError(
-                f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
-                "federation has no other round to skip to."
-            )
-        self.discard(early)
 
     # ---- between rounds
 
@@ -237,7 +234,7 @@ class LightningFit:
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
         if self.fitting and self.loop.within:
-            self.discard("the epoch ended before the round's last batch")
+            self.discard(_EARLY)
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""

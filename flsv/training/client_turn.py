@@ -54,11 +54,6 @@ class Turn:
         """Return whether the client in training has seen all its batches of the round, or has failed."""
         return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
-    @property
-    def _own(self) -> ClientContext:
-        assert self.context is not None
-        return self.context
-
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
@@ -117,7 +112,8 @@ class Turn:
 
     def suspend(self) -> ClientContext:
         """Interrupt the turn while the client's model trains outside the Trainer."""
-        own, self.context = self._own, None
+        own, self.context = self.context, None
+        assert own is not None
         self.state.leave(keep=False)
         return own
 
@@ -135,7 +131,8 @@ class Turn:
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """Return the client's update, and restore the Trainer's own state."""
-        own, self.context = self._own, None
+        own, self.context = self.context, None
+        assert own is not None
         local, state = own.local, self.state
         if self._algorithm is not None:
             self._algorithm.leave_client(own)

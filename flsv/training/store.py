@@ -94,7 +94,10 @@ class ClientStore:
                 kept[name] = convert(kept[name])
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        return {client: {name: _shallow(value) for name, value in kept.items()} for client, kept in self._kept.items()}
+        return {
+            client: {name: dict(value) if isinstance(value, dict) else value for name, value in kept.items()}
+            for client, kept in self._kept.items()
+        }
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
@@ -104,7 +107,3 @@ class ClientStore:
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:
         return self._kept.get(client, {}).get(TENSORS, {})
-
-
-def _shallow(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value

@@ -257,7 +257,8 @@ def opened_state(
         context = UploadContext(client, clients, space.num_parameters, index)
         tell = partial(sanitize_report, config.uploads, context)
     models = [kept.get(name) for name in ("start", "trained", "sent")]
-    local.set_models(*(None if model is None else model.to(module.device) for model in models), tell)
+    start, trained, sent = (None if model is None else model.to(module.device) for model in models)
+    local.set_models(start, trained, sent, tell)
     return space, store, local
 
 
@@ -447,4 +448,4 @@ class SiteVisit(L.Callback):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns of schedules that step before the optimizer
                 for _ in range(self._instruction.round_index // config.frequency):
-                    config.scheduler.step()
+                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself
