@@ -27,8 +27,8 @@ from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
-from flsv.training.client_turn import Turn
 from flsv.training.local_steps import ClientBatches, CohortLoader, LocalSteps
+from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
@@ -52,7 +52,7 @@ class Engine:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    turn: Turn
+    local_training: LocalTraining
 
     def __init__(
         self,
@@ -129,12 +129,13 @@ class Engine:
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training, and restore a checkpoint's counters and masks."""
-        self.turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
+        given = self._config, self.store, self._state.num_clients, self._steps
+        self.local_training = LocalTraining(self.trainer, self.space, *given)
         if buffers is not None:
-            self.turn.state.restore(buffers)
+            self.local_training.state.restore(buffers)
         self.begun = True
         self._prepare()
-        self.loop.begin(self.turn.begin_batch, self.turn.end_batch)
+        self.loop.begin(self.local_training.begin_batch, self.local_training.end_batch)
 
     # ---- a round
 
@@ -153,7 +154,7 @@ class Engine:
         self._train(batches)
         if not self.complete:
             return False
-        self.turn.state.end_turns()
+        self.local_training.state.end_clients()
         self._collude()
         return True
 
@@ -162,19 +163,19 @@ class Engine:
         for visit in self._visits:
             self._begin(visit)
             batches.train(visit, self.loop.train_epoch)
-            if not self.turn.is_trained:
+            if not self.local_training.is_trained:
                 return
             self._end()
 
     def _begin(self, visit: ClientBatches) -> None:
         data, samples = self.manager.locals[visit.client], int(self.data.num_samples[visit.client])
-        self.turn.begin(self._instructions[visit.client], data, samples, visit.lengths)
+        self.local_training.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
         """Store the present client's update, or forget a client whose model is not finite."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
-        update = self.turn.end(out=self._matrix[len(self.updates)])
+        update = self.local_training.end(out=self._matrix[len(self.updates)])
         if update is None:
             self.broken.append(client)
             self.manager.forget(client)
@@ -207,7 +208,7 @@ class Engine:
     @property
     def global_vector(self) -> Tensor:
         """Return the global model ``[P]`` at the start of the round."""
-        return self.turn.state.global_vector
+        return self.local_training.state.global_vector
 
     @property
     def complete(self) -> bool:
@@ -244,13 +245,13 @@ class Engine:
     def leave_out(self, clients: Collection[int]) -> None:
         """Forget what excluded clients have changed, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.turn.state.next_buffers = None  # the next global model keeps the counters of the round's start
+            self.local_training.state.next_buffers = None  # the next model keeps the counters of the round's start
         for client in clients:
             self.manager.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        self.turn.state.end_round(vector)
+        self.local_training.state.end_round(vector)
         self._forget()
 
     def finish_epoch(self) -> None:
@@ -269,7 +270,7 @@ class Engine:
         self.store.discard()
         if not self.begun or self.discarded:
             return False
-        self.turn.discard()
+        self.local_training.discard()
         self._forget()
         self.discarded = True
         return True
@@ -315,7 +316,7 @@ class Engine:
         return ClientManager(self.trainer, self.data, self.space, self.store)
 
     def _prepare(self) -> None:
-        """Prepare for training, when the turn is there and no hook is changed."""
+        """Prepare for training, when the local training is there and no hook is changed."""
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""

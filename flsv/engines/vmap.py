@@ -84,7 +84,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 class _Begun(NamedTuple):
     """A client that waits to train as a row of the batched model."""
 
-    turn: ClientContext
+    context: ClientContext
     state: State
     given: list[Any]
 
@@ -169,9 +169,9 @@ class VmapProcess(IdleEngine):
         self._begin(visit)
         given += [as_given(self.trainer, next(self._given)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
-        turn = self.turn.suspend()
+        context = self.local_training.suspend()
         self._now = None
-        return _Begun(turn, state, given)
+        return _Begun(context, state, given)
 
     def _train_rows(self, begun: list[_Begun]) -> None:
         """Train a chunk of clients as one batched model, in halves if memory runs out."""
@@ -197,7 +197,7 @@ class VmapProcess(IdleEngine):
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
             torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
-            self.turn.resume(each.turn, losses[row])
+            self.local_training.resume(each.context, losses[row])
             self._end()
         self._now = None
 

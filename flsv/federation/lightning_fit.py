@@ -156,7 +156,7 @@ class LightningFit:
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(trainer))
-        state, self.begin_step = engine.turn.state, engine.turn.begin_step
+        state, self.begin_step = engine.local_training.state, engine.local_training.begin_step
         self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
         self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
         plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"

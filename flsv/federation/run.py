@@ -110,7 +110,7 @@ class FederationRun:
     def remember(self) -> None:
         """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
-        self.engine.turn.state.remember()
+        self.engine.local_training.state.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, and return whether it is complete."""
@@ -127,7 +127,7 @@ class FederationRun:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        self.engine.turn.state.begin_round()
+        self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
         instructions, model = self._instruct(state.cohort), state.model()
         if any(upload.reference == "global" for upload in self.config.uploads):
@@ -224,7 +224,7 @@ class RunState:
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
-            clients, buffers = engine.kept(), engine.turn.state.buffers()
+            clients, buffers = engine.kept(), engine.local_training.state.buffers()
         return {
             "clients": clients,
             "buffers": buffers,

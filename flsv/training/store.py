@@ -4,7 +4,7 @@ A client's state has these parts, by name:
 
 ``tensors``
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
-    the module that it does not share (:mod:`flsv.training.client_turn`).
+    the module that it does not share (:mod:`flsv.training.local_training`).
 ``optimizer``, ``pace``, ``loss_scale``
     Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``; its
     position in its schedules, and options that its training has changed; its scale of the loss in half precision.

@@ -69,16 +69,16 @@ class TrainerState:
         between_rounds = self._saved[0]
         self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
         self._marks = _marks(self._constants.values())
-        # `begin_turns` reads the counters that clients start with: transfer hooks may still change them.
+        # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
         self._buffers: State | None = None
         self.next_buffers = None
 
-    def begin_turns(self) -> None:
+    def begin_clients(self) -> None:
         """Copy the counters and masks before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
-    def end_turns(self) -> None:
+    def end_clients(self) -> None:
         """Restore the counters and masks after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
@@ -98,7 +98,7 @@ class TrainerState:
     def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
         """Become a client's; without ``start`` the module stays as it is."""
         if start is not None:
-            self.begin_turns()
+            self.begin_clients()
             assert self._buffers is not None
             self._write(start, self._buffers, {**self._private, **(private or {})})
         self._client = self._steps.client = client

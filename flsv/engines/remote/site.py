@@ -46,8 +46,8 @@ from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
-from flsv.training.client_turn import Turn
 from flsv.training.local_steps import CohortLoader, LocalSteps
+from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report
 from flsv.utilities.atomic_files import replacing
@@ -378,32 +378,33 @@ class SiteVisit(L.Callback):
         space, self._store, self._holder = opened_state(trainer, self._data, self._config, self._packet, self.kept)
         for upload in self._config.uploads:
             upload.check(space)
-        self._turn = turn = Turn(trainer, space, self._config, self._store, self._num_clients, self._steps)
+        training = LocalTraining(trainer, space, self._config, self._store, self._num_clients, self._steps)
+        self._training = training
         if isinstance(secret := self._upload_secret, bytes):
-            turn.upload_secret = secret
+            training.upload_secret = secret
             # What a seed gives away tells nothing of the key.
             secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
-        turn.upload_seed = secret
+        training.upload_seed = secret
         if (buffers := self.kept.get("buffers")) is not None:
-            turn.state.restore(buffers)
+            training.state.restore(buffers)
         here = read_instruction(self._packet, pl_module.device)
         model = here.tensors.get(GLOBAL_MODEL, here.start)
         if model is not None:
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
-        turn.state.remember()
-        turn.state.begin_round()
-        self._loop.begin(turn.begin_batch, self._end_batch)
+        training.state.remember()
+        training.state.begin_round()
+        self._loop.begin(training.begin_batch, self._end_batch)
         self._loop.round = partial(self._train, trainer)
-        turn.begin(here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths)
+        training.begin(here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._turn.begin_step(optimizer)
+        self._training.begin_step(optimizer)
 
     def _end_batch(self, loss: Tensor | None) -> None:
         if time.monotonic() - self._began > self._seconds:
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
-        self._turn.end_batch(loss)
+        self._training.end_batch(loss)
 
     def _train(self, trainer: L.Trainer) -> None:
         """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
@@ -415,17 +416,17 @@ class SiteVisit(L.Callback):
                 raise
             # Whether it fails may depend on single samples.
             _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
-            self._turn.context.broken = True  # type: ignore[union-attr]  # a client is in training
-        if self._turn.is_trained:
+            self._training.context.broken = True  # type: ignore[union-attr]  # a client is in training
+        if self._training.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
         self._loop.end_round()
 
     def _leave(self) -> None:
-        self.update = self._turn.end()
+        self.update = self._training.end()
         if self.update is None:
             return  # as if the site had not taken part
-        shared = self._turn.state
+        shared = self._training.state
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")

@@ -1,7 +1,7 @@
-"""Turn: one client's training in a Trainer in one round, from the server's Instruction to the client's ClientUpdate.
+"""LocalTraining: a client's training in a Trainer in one round, from the server's Instruction to its ClientUpdate.
 
 ``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends. Between
-them the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
+them the Trainer's hooks call ``begin_batch``, ``begin_step`` and ``end_batch``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.seeding import seed_global_rngs
 
 
-class Turn:
+class LocalTraining:
     """Training of clients in a Trainer, one after the other."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Turn:
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
         """Write a client's model and state into the Trainer; ``lengths`` are the batches of its local epochs."""
         personalizer, state = self._config.personalizer, self.state
-        state.begin_turns()
+        state.begin_clients()
         with opened(local):
             start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
             if start is None:
@@ -111,14 +111,14 @@ class Turn:
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt the turn while the client's model trains outside the Trainer."""
+        """Interrupt a client's training while the client's model trains outside the Trainer."""
         own, self.context = self.context, None
         assert own is not None
         self.state.leave(keep=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client whose model has trained outside the Trainer."""
+        """Continue the training of a client whose model has trained outside the Trainer."""
         told = own.instruction
         self.state.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
@@ -206,7 +206,7 @@ class Turn:
             for name, value in reported.items()
         }
 
-    # ---- around a round's turns
+    # ---- when a round is given up
 
     def discard(self) -> None:
         """Restore the Trainer's state of the round's start."""
