@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.evaluation import all_on_device, count_answers
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.attacks import Collusion
@@ -27,6 +27,8 @@ from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
+from flsv.training.algorithms.base import used_model
 from flsv.training.local_steps import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
@@ -237,7 +239,10 @@ class Engine:
 
     def trained(self) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` as trained, before uploads."""
-        models = {update.client_id: self.manager.trained(update.client_id) for update in self.updates}
+        models = {}
+        for update in self.updates:
+            with opened(self.manager.locals[update.client_id]) as local:
+                models[update.client_id] = local.model
         return {client: model for client, model in models.items() if model is not None}
 
     # ---- the end of a round
@@ -287,11 +292,27 @@ class Engine:
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**Engine.received(self, instruct), **trained}
-        return self.manager.own_scores(self._mine(), models, state.model())
+        # Scores [k] are NaN for clients without test samples. The module holds the last client's model afterwards.
+        module, scores = self._module, []
+        private = self.space.read_private(module)
+        for client in self._mine():
+            self.space.write(module, models.get(client, state.model()))
+            with opened(self.manager.locals[client]) as local:
+                self.space.write_private(module, {**private, **local.private})
+            counts = ClassScores(self.data.num_classes, sync_on_compute=False)  # other processes have other clients
+            count_answers(self.trainer, self.data.client_loader(client, "test"), counts)
+            scores.append(plain_scores(counts))
+        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients that would not start from the global model."""
-        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
+        models = {}
+        for client, told in instruct(self._mine()).items():
+            with opened(self.manager.locals[client]) as local:
+                model = used_model(local, told, self._strategies)
+            if model is not None and model is not self._state.model():
+                models[client] = model
+        return models
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Write the files that clients have stored in a round."""

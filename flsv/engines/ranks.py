@@ -1,8 +1,8 @@
 """FederatedStrategy: Lightning's strategy for clients on several processes (ranks), and their communication.
 
-Ranks exchange over Gloo, and models over NCCL between graphics cards. The process group is not torch's default one, so
-that no other code finds it and shards data or reduces gradients over it. If a process dies, the others notice the
-closed connection at their next exchange with it.
+Ranks exchange over Gloo, through the host's memory. The process group is not torch's default one, so that no other code
+finds it and shards data or reduces gradients over it. If a process dies, the others notice the closed connection at
+their next exchange with it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: Seconds within which NCCL must copy models between cards. Ranks that are late are waited for before that, over Gloo.
-NCCL_TIMEOUT = 600.0
 #: The environment variable with which a script gives its process id to the ranks that it starts.
 PARENT = "FLSV_RANKS_PARENT"
 
@@ -62,12 +60,10 @@ def end_with_parent() -> None:
 class RankGroup(Ranks):
     """Communication between ranks in several processes, over Gloo."""
 
-    # Rank 0 serves `store`, at which the ranks have met. Without `direct` tensors are copied to the CPU for an
-    # exchange.
-
-    def __init__(self, group: Any, device: torch.device, store: Any = None, direct: Any = None) -> None:
+    def __init__(self, group: Any, device: torch.device, store: Any = None) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._group, self._device, self._store, self.direct = group, device, store, direct
+        # Rank 0 serves `store`, at which the ranks have met.
+        self._group, self._device, self._store = group, device, store
 
     def all_gather(self, value: Any, about: str) -> list[Any]:
         return [self.broadcast(rank, value, about) for rank in range(self.size)]
@@ -93,13 +89,9 @@ class RankGroup(Ranks):
     def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
         if self.aborted:
             raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
-        direct = self.direct if all(row.device == self._device for row in matrix) else None
-        there = [row if direct is not None else row.cpu() for row in matrix]  # no copies if the rows are on the CPU
+        there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
-            if direct is not None:  # which would wait for a rank that is gone, where Gloo notices
-                self._group.barrier().wait()
-            group = self._group if direct is None else direct
-            for work in [group.broadcast(row, owner) for row, owner in zip(there, owners)]:
+            for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
         except RuntimeError as error:
             self.abort(f"another rank is gone ({about})")
@@ -115,7 +107,7 @@ class RankGroup(Ranks):
         if not self.aborted:
             self.aborted = True
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
-            self._group = self.direct = None  # its connections are closed: the others notice
+            self._group = None  # its connections are closed: the others notice
 
     def _restored(self, storage: Any, place: str) -> Any:
         return default_restore_location(storage, place if place == "cpu" else str(self._device))
@@ -147,37 +139,7 @@ def meet(
             f"host that all others reach, and a free port there; start {size} processes."
         ) from error
     group._set_default_timeout(timedelta(seconds=timeout))
-    ranks = RankGroup(group, device, store)
-    cards = ranks.all_gather(card_of(device), "the graphics cards")
-    if cards_of_their_own(cards):
-        ranks.direct = nccl_group(store, rank, size)
-    return ranks
-
-
-def card_of(device: torch.device) -> str | None:
-    """Return a graphics card's id, unique among hosts, or None without NCCL."""
-    if device.type != "cuda" or not torch.distributed.is_nccl_available():
-        return None
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def cards_of_their_own(cards: Sequence[str | None]) -> bool:
-    """Return whether each rank has its own graphics card, as NCCL requires.
-
-    Example:
-        >>> cards_of_their_own(["a", "b"]), cards_of_their_own(["a", "a"]), cards_of_their_own(["a", None])
-        (True, False, False)
-    """
-    return len({*cards} - {None}) == len(cards)
-
-
-def nccl_group(store: Any, rank: int, size: int) -> Any:
-    """Return an NCCL process group of all ranks."""
-    from torch.distributed import ProcessGroupNCCL  # not in every build of torch
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=NCCL_TIMEOUT)
-    return ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+    return RankGroup(group, device, store)
 
 
 def ranks_of_environment() -> Ranks:

@@ -171,7 +171,7 @@ class InRunValues(ClientAlgorithm):
         rows, classes = self._rows(context, len(classes)), classes.clone()
         self._seen.append((rows, classes))
         looks = (context.num_steps - self._offset) % self.every == 0
-        self._ghost.samples = len(classes) if looks else None
+        self._ghost.watch(len(classes) if looks else None)
         if looks:
             self._watched.append((len(self._rates), rows, classes))
 
@@ -312,7 +312,7 @@ class GhostProducts:
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
-        self._samples: int | None = None
+        self.samples: int | None = None
         self._device = next((p.device for p in module.parameters()), None)
         self._products: list[Tensor] = []
         self._watched: list[tuple[nn.Module, str, nn.Module]] = []
@@ -328,14 +328,9 @@ class GhostProducts:
                 }
                 self._watched.append((layer, name, _with(layer, own, g)))
 
-    @property
-    def samples(self) -> int | None:
-        """Return the number of samples in the present batch, None if it is not measured."""
-        return self._samples
-
-    @samples.setter
-    def samples(self, samples: int | None) -> None:
-        self._samples = samples
+    def watch(self, samples: int | None) -> None:
+        """Measure the next batch, of so many samples, or none with None."""
+        self.samples = samples
         if samples is None:  # a hook that does nothing costs, too
             self.remove()
             return
@@ -361,7 +356,7 @@ class GhostProducts:
         """Return the forward hook for a layer, of which ``twin`` has the vector as parameters."""
 
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            samples = self._samples
+            samples = self.samples
             if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return
             if len(output) != samples or not samples:
