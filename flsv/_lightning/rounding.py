@@ -27,11 +27,6 @@ class Rounding(NamedTuple):
     steps: float
 
     @property
-    def is_coarse(self) -> bool:
-        """Return whether the effect of rounding must be measured, see :meth:`nudged`."""
-        return self.steps > 0
-
-    @property
     def run(self) -> float:
         """Return the tolerance for two trained models, as a fraction of the distance that they moved."""
         return min(0.01, 10 * self.number)
@@ -91,12 +86,7 @@ def rounding_of(trainer: L.Trainer) -> Rounding:
 def arithmetic_of(precision: Any, device: torch.device) -> str:
     """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`."""
     name = _BY_PRECISION.get(precision, "bf16 weights")
-    return "TF32" if name == "float32" and uses_tf32(device) else name
-
-
-def uses_tf32(device: torch.device) -> bool:
-    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32."""
-    return device.type == "cuda" and bool(tf32_of())
+    return "TF32" if name == "float32" and device.type == "cuda" and tf32_of() else name
 
 
 def tf32_of() -> list[str]:

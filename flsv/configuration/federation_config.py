@@ -17,8 +17,7 @@ from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks.collusion import check_collusion
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import Share, check_share
+from flsv.core.parameter_space import ParameterSpace, Share, check_share
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check

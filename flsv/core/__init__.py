@@ -1,20 +1,27 @@
 """Types that all parts of flsv share, without any published method."""
 
-from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
-from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of
-from flsv.core.local_data import LocalData, Split, State, no_model, opened
-from flsv.core.loop import Loop, find_loop, is_loop
+from flsv.core.client import Channel, Client, NoAnswer, Traffic, map_clients
+from flsv.core.local_data import LocalData, Split, State, opened
+from flsv.core.loop import find_loop, is_loop
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks
-from flsv.core.round import HEAD_FIELDS, VOCABULARY, Round, Start, asked_starts, started_from
+from flsv.core.round import (
+    HEAD_FIELDS,
+    VOCABULARY,
+    Round,
+    Stage,
+    Start,
+    TrainedCoalitions,
+    asked_starts,
+    stage_of,
+)
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Strategy
 
 __all__ = [
     "ALONE",
     "HEAD_FIELDS",
-    "STAGES",
     "VOCABULARY",
     "Channel",
     "Client",
@@ -24,8 +31,6 @@ __all__ = [
     "FederationState",
     "Instruction",
     "LocalData",
-    "Loop",
-    "Message",
     "NoAnswer",
     "ParameterSpace",
     "Ranks",
@@ -37,13 +42,10 @@ __all__ = [
     "Strategy",
     "Traffic",
     "TrainedCoalitions",
-    "after",
     "asked_starts",
     "find_loop",
     "is_loop",
     "map_clients",
-    "no_model",
     "opened",
     "stage_of",
-    "started_from",
 ]

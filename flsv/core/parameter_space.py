@@ -5,10 +5,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+
+# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
+# training of adapters such as LoRA.
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +61,7 @@ class ParameterSpace:
         size: P, the length of the vector.
         names: names of the entries that the vector holds, in its order.
         private_names: names of the entries that each client keeps to itself.
+        kept_names: those of ``private_names`` that are in ``kept``.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
         non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
             attention masks of -inf. Their averages would be NaN, so the vector does not hold them. They must not
@@ -91,9 +98,10 @@ class ParameterSpace:
         everything = dict(_float_state(module))
         _check_values(everything)
         self._floating = frozenset(everything)
-        matching = _matching(everything, private)
+        matching = {name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)}
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
+        self.kept_names = tuple(n for n in self.private_names if n in kept)
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
         apart = self._private | self._constant
         rest = {n: t for n, t in everything.items() if n not in apart}
@@ -102,7 +110,8 @@ class ParameterSpace:
         tensors = {name: tensor for name, tensor in rest.items() if name not in self.non_finite_names}
         if self._excluded and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
-        _check_real(tensors)
+        if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
@@ -257,10 +266,103 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _matching(names: Collection[str], patterns: Sequence[str]) -> set[str]:
-    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+Share = str | list[str] | Callable[[str, Tensor], bool]
+"""The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
+tensor that returns whether it is shared.
+"""
+
+#: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
+_NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
+
+_LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
 
 
-def _check_real(tensors: Mapping[str, Tensor]) -> None:
-    if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-        raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
+def check_share(share: Any) -> None:
+    """Check the type of the argument ``FederatedLoop(share=...)``."""
+    words = [share] if isinstance(share, str) else share
+    if not callable(share) and not (
+        isinstance(words, list | tuple) and words and all(isinstance(word, str) and word.strip("!") for word in words)
+    ):
+        raise ConfigurationError(
+            f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
+        )
+
+
+class Sharing(NamedTuple):
+    """Names of the entries of a module that clients keep, and of those that never change."""
+
+    kept: set[str]
+    constant: set[str]
+
+
+def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
+    """Name the entries of a module that the argument ``share`` does not select."""
+    if share == "all":
+        return Sharing(set(), set())
+    state = dict(named_state(module))
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    excluded: set[str] = set()
+    if not isinstance(share, str) and callable(share):
+        shared = {name for name, tensor in state.items() if share(name, tensor)}
+    else:
+        words = [share] if isinstance(share, str) else share
+        shared = set(state) if words[0].startswith("!") else set()
+        for word in words:
+            named = set(_named(word.removeprefix("!"), module, state, frozen, head))
+            if not named:
+                raise ConfigurationError(
+                    f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                    f"{listed(list(state), 3, repr)}."
+                )
+            if word.startswith("!"):
+                shared, excluded = shared - named, excluded | named
+            else:
+                shared, excluded = shared | named, excluded - named
+    if not shared & {name for name, tensor in state.items() if tensor.is_floating_point()}:
+        raise ConfigurationError(f"FederatedLoop(share={share!r}) leaves nothing of the module to share.")
+    rest = state.keys() - shared
+    constant = (rest & frozen) - excluded
+    return Sharing(rest - constant, constant)
+
+
+def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
+    """Warn if the global model lacks trained entries, or averages both factors of LoRA."""
+    if kept := space.kept_names:
+        hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
+        warnings.warn(
+            f"{len(kept)} tensors stay at their clients ({listed(kept, 3, repr)}), and the server has none of them: "
+            f"validation, tests and checkpoints of the global model use their initial values.{hint}",
+            stacklevel=2,
+        )
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad} & set(space.names)
+    pairs = [name for name in sorted(trained) if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained]
+    if pairs:
+        warnings.warn(
+            f"LoRA's A and B are averaged one by one ({listed(pairs, 3, repr)}), and the product of averages is not "
+            "the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
+            "flsv.models.lora.freeze_a(module).",
+            stacklevel=2,
+        )
+
+
+def _named(
+    word: str, module: nn.Module, state: Mapping[str, Tensor], frozen: set[str], head: str | None
+) -> Collection[str]:
+    """Name the entries of ``state`` that a pattern without its ``!`` stands for."""
+    if word == "all":
+        return state
+    if word == "trainable":  # of a module that is frozen as a whole, nothing
+        return state.keys() - frozen if len(frozen) < sum(1 for _ in module.parameters()) else ()
+    if word == "norm":
+        norms = [each for each in module.modules() if any(_NORMALISES.search(k.__name__) for k in type(each).__mro__)]
+        return _held_by(norms, state)
+    if word == "head":
+        found = head_name(module, head)
+        return () if found is None else _held_by([module.get_submodule(found)], state)
+    return [name for name in state if fnmatchcase(name, word)]
+
+
+def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
+    """Name the entries of ``state`` that are the layers' own."""
+    own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
+    return [name for name, tensor in state.items() if id(tensor) in own]

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from flsv.core.client import Channel, Client, map_clients
-from flsv.core.fields import TrainedCoalitions, after, derived, known_after
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
@@ -20,6 +19,65 @@ from flsv.functional.common_entries import common_entries
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
+
+Stage = Literal["training", "aggregation", "personalization", "exchange"]
+#: The stages in their order. An attribute of a round without a mark is known after ``"training"``.
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+_KNOWN_AFTER: dict[str, Stage] = {
+    "server_vector": "aggregation", "aggregation_weights": "aggregation", "peer_values": "personalization",
+}  # fmt: skip
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def after(stage: Stage) -> Callable[[F], F]:
+    """Mark a property of :class:`Round` as known only after a stage. Put this decorator below ``@cached_property``.
+
+    Example:
+        >>> @after("aggregation")
+        ... def server_norm(round): ...
+        >>> stage_of(["client_ids", "server_norm"])
+        'aggregation'
+    """
+
+    def mark(function: F) -> F:
+        _KNOWN_AFTER[function.__name__] = stage
+        return function
+
+    return mark
+
+
+def stage_of(names: Iterable[Any]) -> Stage:
+    """Return the latest stage after which the named attributes of a round are known. A metric that reads them is
+    updated then.
+    """
+    stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
+    return max(stages, key=STAGES.index, default="training")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedCoalitions:
+    """K coalitions of n clients, and the trained model of each.
+
+    Args:
+        masks: bool ``[K, n]``, one row per coalition, all different, the empty and the full one among them.
+        build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
+        weights: ``[n]``, the clients' weights in the federation's average, if they are known.
+        before: a function from a performance measure to the scores of the module before training, if the empty and the
+            full coalition are the only ones, else None. The full one is scored at the round's end.
+    """
+
+    masks: Tensor
+    build: Callable[[int, Tensor], None]
+    weights: Tensor | None = None
+    before: Callable[[Any], Any] | None = None
+
+    def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
+        """Return a function like :attr:`build` for J of these coalitions, ``masks``, bool ``[J, n]``."""
+        places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
+        rows = [places[tuple(mask)] for mask in masks.tolist()]
+        return lambda index, out: self.build(rows[index], out)
+
 
 Start = Tensor | Client
 """The model that a client started from: a vector ``[P]``, or the client, to be asked for the vector."""
@@ -354,9 +412,7 @@ def started_from(local: LocalData) -> Tensor:
     return local.start
 
 
-known_after(("server_vector", "aggregation_weights"), "aggregation")
-known_after(("peer_values",), "personalization")
-_DERIVED = derived(Round)
+_DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
 #: Fields that are tensors with one row per client of the cohort.
 _PER_CLIENT = (
     "client_ids", "num_samples", "client_vectors", "losses", "num_steps", "aggregation_weights", "peer_values",

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv.core.client import Client
-from flsv.core.fields import TrainedCoalitions
 from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.round import Round
+from flsv.core.round import Round, TrainedCoalitions
 from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
-from flsv.core import Channel, Client, ClientPlacement, Instruction, LocalData, Split, State, opened
+from flsv._lightning.evaluation import all_on_device, as_given, evaluating, on_device
+from flsv.core import Channel, Client, ClientPlacement, LocalData, Split, State
 from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -25,8 +25,6 @@ from flsv.games.lent_module import lent, put_private
 from flsv.games.make_evaluators import evaluator_on, make_evaluators
 from flsv.games.model_evaluator import no_forward
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
-from flsv.training.algorithms.base import used_model
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -80,11 +78,6 @@ class ClientManager:
         server = self._validation, nothing, population, self.evaluator, self.module
         self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
-    def trained(self, client: int) -> Tensor | None:
-        """Return the model ``[P]`` that a client has trained in this round."""
-        with opened(self.locals[client]) as local:
-            return local.model
-
     def forget(self, client: int) -> None:
         """Forget the models and the changed state that a client has in this round."""
         self.locals[client].set_models(None, None)
@@ -118,38 +111,6 @@ class ClientManager:
         self._space.write(own, vector)
         put_private(own, self._space, {} if private is None else private())
         return own
-
-    # ---- the clients' own models
-
-    def received(
-        self, strategies: Mapping[str, Any], instructions: Mapping[int, Instruction], global_vector: Tensor
-    ) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the clients that would not use the global model."""
-        models = {}
-        for client, instruction in instructions.items():
-            with opened(self.locals[client]) as local:
-                model = used_model(local, instruction, strategies)
-            if model is not None and model is not global_vector:
-                models[client] = model
-        return models
-
-    def own_scores(
-        self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
-    ) -> dict[str, Tensor]:
-        """Score each client's own model ``[P]``, or the global one, on its test split."""
-        # Scores [k] are NaN for clients without test samples. The trainer's module holds the last client's model
-        # afterwards.
-        module, all_counts = self._trainer.lightning_module, []
-        private = self._space.read_private(module)
-        for client in clients:
-            self._space.write(module, models.get(client, global_vector))
-            with opened(self.locals[client]) as local:
-                self._space.write_private(module, {**private, **local.private})
-            counts = ClassScores(self._num_classes, sync_on_compute=False)  # other processes have other clients
-            count_answers(self._trainer, self._data.client_loader(client, "test"), counts)
-            all_counts.append(counts)
-        scores = [plain_scores(counts) for counts in all_counts]
-        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def _state(self, client: int) -> State:
         assert self._owners is not None

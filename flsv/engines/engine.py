@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.evaluation import all_on_device, count_answers
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.attacks import Collusion
@@ -20,18 +20,18 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, ClientUpdate, FederationState, Instruction, Ranks, Traffic, opened
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.matrix import copied_rows, empty_rows
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import Sharing, sharing
+from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
-from flsv.training.client_turn import Turn
-from flsv.training.cohort_loader import ClientBatches, CohortLoader
+from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
+from flsv.training.algorithms.base import used_model
+from flsv.training.local_steps import ClientBatches, CohortLoader, LocalSteps
+from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
-from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -39,11 +39,11 @@ from flsv.utilities.errors import ConfigurationError
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
-def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map between a module and its shared vectors ``[P]``, and what is left out."""
+def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
+    """Return the map between a module and its shared vectors ``[P]``."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
-    shared = sharing(config.share, module, config.head)
-    return ParameterSpace(module, config.head, private, **shared._asdict()), shared
+    kept, constant = sharing(config.share, module, config.head)
+    return ParameterSpace(module, config.head, private, kept=kept, constant=constant)
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    turn: Turn
+    local_training: LocalTraining
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Engine:
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
         self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
-        self.space, self.shared = shared_space(self._module, config)
+        self.space = shared_space(self._module, config)
         store.to(self._module.device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
@@ -131,12 +131,13 @@ class Engine:
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training, and restore a checkpoint's counters and masks."""
-        self.turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
+        given = self._config, self.store, self._state.num_clients, self._steps
+        self.local_training = LocalTraining(self.trainer, self.space, *given)
         if buffers is not None:
-            self.turn.state.restore(buffers)
+            self.local_training.state.restore(buffers)
         self.begun = True
         self._prepare()
-        self.loop.begin(self.turn.begin_batch, self.turn.end_batch)
+        self.loop.begin(self.local_training.begin_batch, self.local_training.end_batch)
 
     # ---- a round
 
@@ -155,7 +156,7 @@ class Engine:
         self._train(batches)
         if not self.complete:
             return False
-        self.turn.state.end_turns()
+        self.local_training.state.end_clients()
         self._collude()
         return True
 
@@ -164,19 +165,19 @@ class Engine:
         for visit in self._visits:
             self._begin(visit)
             batches.train(visit, self.loop.train_epoch)
-            if not self.turn.is_trained:
+            if not self.local_training.is_trained:
                 return
             self._end()
 
     def _begin(self, visit: ClientBatches) -> None:
         data, samples = self.manager.locals[visit.client], int(self.data.num_samples[visit.client])
-        self.turn.begin(self._instructions[visit.client], data, samples, visit.lengths)
+        self.local_training.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
         """Store the present client's update, or forget a client whose model is not finite."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
-        update = self.turn.end(out=self._matrix[len(self.updates)])
+        update = self.local_training.end(out=self._matrix[len(self.updates)])
         if update is None:
             self.broken.append(client)
             self.manager.forget(client)
@@ -209,7 +210,7 @@ class Engine:
     @property
     def global_vector(self) -> Tensor:
         """Return the global model ``[P]`` at the start of the round."""
-        return self.turn.state.global_vector
+        return self.local_training.state.global_vector
 
     @property
     def complete(self) -> bool:
@@ -238,7 +239,10 @@ class Engine:
 
     def trained(self) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` as trained, before uploads."""
-        models = {update.client_id: self.manager.trained(update.client_id) for update in self.updates}
+        models = {}
+        for update in self.updates:
+            with opened(self.manager.locals[update.client_id]) as local:
+                models[update.client_id] = local.model
         return {client: model for client, model in models.items() if model is not None}
 
     # ---- the end of a round
@@ -246,13 +250,13 @@ class Engine:
     def leave_out(self, clients: Collection[int]) -> None:
         """Forget what excluded clients have changed, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.turn.state.next_buffers = None  # the next global model keeps the counters of the round's start
+            self.local_training.state.next_buffers = None  # the next model keeps the counters of the round's start
         for client in clients:
             self.manager.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        self.turn.state.end_round(vector)
+        self.local_training.state.end_round(vector)
         self._forget()
 
     def finish_epoch(self) -> None:
@@ -271,7 +275,7 @@ class Engine:
         self.store.discard()
         if not self.begun or self.discarded:
             return False
-        self.turn.discard()
+        self.local_training.discard()
         self._forget()
         self.discarded = True
         return True
@@ -288,11 +292,27 @@ class Engine:
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**Engine.received(self, instruct), **trained}
-        return self.manager.own_scores(self._mine(), models, state.model())
+        # Scores [k] are NaN for clients without test samples. The module holds the last client's model afterwards.
+        module, scores = self._module, []
+        private = self.space.read_private(module)
+        for client in self._mine():
+            self.space.write(module, models.get(client, state.model()))
+            with opened(self.manager.locals[client]) as local:
+                self.space.write_private(module, {**private, **local.private})
+            counts = ClassScores(self.data.num_classes, sync_on_compute=False)  # other processes have other clients
+            count_answers(self.trainer, self.data.client_loader(client, "test"), counts)
+            scores.append(plain_scores(counts))
+        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients that would not start from the global model."""
-        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
+        models = {}
+        for client, told in instruct(self._mine()).items():
+            with opened(self.manager.locals[client]) as local:
+                model = used_model(local, told, self._strategies)
+            if model is not None and model is not self._state.model():
+                models[client] = model
+        return models
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Write the files that clients have stored in a round."""
@@ -317,7 +337,7 @@ class Engine:
         return ClientManager(self.trainer, self.data, self.space, self.store)
 
     def _prepare(self) -> None:
-        """Prepare for training, when the turn is there and no hook is changed."""
+        """Prepare for training, when the local training is there and no hook is changed."""
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""

@@ -33,8 +33,6 @@ from flsv.outside.flower import Contributions
 __all__ = ["Contributions", "client_app", "server_app"]
 
 _log = logging.getLogger(__name__)
-#: The newest release of Flower that the tests have run on.
-TESTED = "1.41"
 #: Seconds between two checks for replies.
 POLL = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
@@ -206,8 +204,6 @@ def server_app(
             contacted. Or a site has another version, module or settings, or announces more than ``max_samples``, which
             is checked before the first round.
     """
-    if not RequirementCache(f"flwr<={TESTED}.99"):
-        warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)
     app = ServerApp()
 
     @app.main()

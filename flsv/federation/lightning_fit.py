@@ -28,7 +28,8 @@ from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import Engine, where
-from flsv.engines.ranks import SeveralRanks, agree, ranks_of
+from flsv.engines.ranks import agree, ranks_of
+from flsv.engines.several_ranks import SeveralRanks
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
@@ -40,8 +41,9 @@ from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.step_counts import LocalSteps
+from flsv.training.local_steps import LocalSteps
 
+_EARLY = "the epoch ended before the round's last batch"
 _ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 
 #: Warnings that Lightning would repeat in every round.
@@ -154,7 +156,7 @@ class LightningFit:
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(trainer))
-        state, self.begin_step = engine.turn.state, engine.turn.begin_step
+        state, self.begin_step = engine.local_training.state, engine.local_training.begin_step
         self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
         self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
         plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"
@@ -206,7 +208,12 @@ class LightningFit:
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.within = self.state.round_index == index
         if not complete:
-            self._stopped_early()
+            if not trainer.should_stop:
+                raise RuntimeError(
+                    f"{_EARLY} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
+                    "federation has no other round to skip to."
+                )
+            self.discard(_EARLY)
             return
         self.average.end_batch(trainer)
         self.average.end_round(trainer, trainer.lightning_module)
@@ -214,15 +221,6 @@ class LightningFit:
         if not last and (why := self.running.spent()):
             trainer.should_stop = True
             warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
-
-    def _stopped_early(self) -> None:
-        early = "the epoch ended before the round's last batch"
-        if not self.trainer.should_stop:
-            raise RuntimeError(
-                f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
-                "federation has no other round to skip to."
-            )
-        self.discard(early)
 
     # ---- between rounds
 
@@ -236,7 +234,7 @@ class LightningFit:
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
         if self.fitting and self.loop.within:
-            self.discard("the epoch ended before the round's last batch")
+            self.discard(_EARLY)
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""

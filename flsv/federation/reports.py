@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import each_loader
-from flsv._lightning.validation import keep_batches
+from flsv._lightning.evaluation import each_loader, keep_batches
 from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition

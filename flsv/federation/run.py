@@ -14,13 +14,12 @@ from torch import Tensor
 from flsv.__about__ import __version__
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
-from flsv.core import Channel, Client, FederationState, Instruction, Round
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import warn_of_sharing
+from flsv.core import FederationState, Instruction, Round
+from flsv.core.parameter_space import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
-from flsv.engines.ranks import check_agreement
+from flsv.engines.several_ranks import check_agreement
 from flsv.metrics import PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
@@ -45,28 +44,16 @@ class FederationRun:
     ) -> None:
         self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
         self.evaluated = self.at_server = False
-        module, data, space = engine.trainer.lightning_module, engine.data, engine.space
-        kept = [name for name in space.private_names if name in engine.shared.kept]
+        module, data, self.space = engine.trainer.lightning_module, engine.data, engine.space
+        self.clients, self.channel, space = engine.manager.clients, engine.manager.channel, engine.space
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(space, metrics, config.uploads, config.head, num_classes, kept)
-        warn_of_sharing(kept, space, module, bool(config.evaluation.every))
+        check_space(space, metrics, config.uploads, config.head, num_classes)
+        warn_of_sharing(space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
         metrics.to(module.device)
         state.to(module.device)
         state.global_vector = space.read(module)
-        self.server = RoundServer(metrics, config.strategies, space, engine.manager.channel, config.filters)
-
-    @property
-    def clients(self) -> list[Client]:
-        return self.engine.manager.clients
-
-    @property
-    def channel(self) -> Channel:
-        return self.engine.manager.channel
-
-    @property
-    def space(self) -> ParameterSpace:
-        return self.engine.space
+        self.server = RoundServer(metrics, config.strategies, space, self.channel, config.filters)
 
     # ---- before the first round
 
@@ -101,16 +88,16 @@ class FederationRun:
 
     def draw_cohort(self) -> None:
         """Draw the cohort of the next round, before its batches are made."""
-        state, sampler, manager = self.state, self.config.sampler, self.engine.manager
+        state, sampler = self.state, self.config.sampler
         # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
         self._priors = self.metrics.with_priors()
         draw = generator_for(state.seed, "cohort", state.round_index)
-        before = len(manager.channel.messages)
+        before = len(self.channel.messages)
         state.cohort = cohort_of(
-            sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
+            sampler, state.num_clients, self._priors, draw, state.round_index, self.clients, state.model()
         )
         # Messages of the draw are counted in the coming round, and saved in the checkpoint before that round.
-        state.pending_traffic = manager.channel.pop_since(before)
+        state.pending_traffic = self.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
         """Return the train dataloader of the current round."""
@@ -123,7 +110,7 @@ class FederationRun:
     def remember(self) -> None:
         """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
-        self.engine.turn.state.remember()
+        self.engine.local_training.state.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, and return whether it is complete."""
@@ -140,27 +127,32 @@ class FederationRun:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        self.engine.turn.state.begin_round()
+        self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
-        instructions = self._instruct(state.cohort)
+        instructions, model = self._instruct(state.cohort), state.model()
         if any(upload.reference == "global" for upload in self.config.uploads):
-            self._add_global_model(instructions)
+            for client, told in instructions.items():
+                if told.start is not model:
+                    instructions[client] = replace(told, tensors={**told.tensors, GLOBAL_MODEL: model})
         return instructions
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return the round as the server sees it."""
         state, engine, self.at_server = self.state, self.engine, True
+        sampler, index = self.config.sampler, state.round_index
+        # A function, which computes each client's probability [n] to be drawn.
+        chances = partial(chances_of, sampler, state.num_clients, self._priors, index, state.cohort)
         self.server.send({client: told for client, told in instructions.items() if client in engine.heard})
-        engine.manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
+        self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
         with self._warnings_once():
             round = self.server.receive(
                 engine.updates,
                 engine.matrix,
                 instructions,
                 state,
-                engine.manager.clients,
+                self.clients,
                 engine.manager.server,
-                self._chances(),
+                chances,
                 engine.broken,
             )
         sent = {update.client_id for update in engine.updates}
@@ -175,7 +167,8 @@ class FederationRun:
             state.complete(round, [*engine.broken, *(update.client_id for update in engine.updates)])
             if self.config.evaluation.keeps:
                 state.trained.update({client: model.clone() for client, model in engine.trained().items()})
-            self.evaluated = self._evaluates()
+            every, index = self.config.evaluation.every, state.round_index + 1
+            self.evaluated = bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
             if self.evaluated:
                 state.client_scores = engine.own_scores(self._instruct)
         engine.end_round(state.model())
@@ -206,23 +199,6 @@ class FederationRun:
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
         return self.server.instruct(clients, self.state)
 
-    def _chances(self) -> Callable[[], Tensor]:
-        """Return a function that computes each client's probability ``[n]`` to be drawn."""
-        state, sampler = self.state, self.config.sampler
-        return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
-
-    def _evaluates(self) -> bool:
-        """Return whether the clients' own models are evaluated at the end of this round."""
-        every, index = self.config.evaluation.every, self.state.round_index + 1
-        return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
-
-    def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
-        """Add the global model to the instructions of clients that start from another one."""
-        model = self.state.model()
-        for client, instruction in instructions.items():
-            if instruction.start is not model:
-                instructions[client] = replace(instruction, tensors={**instruction.tensors, GLOBAL_MODEL: model})
-
     @contextmanager
     def _warnings_once(self) -> Iterator[None]:
         """Show warnings on the first rank only within the context."""
@@ -248,7 +224,7 @@ class RunState:
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
-            clients, buffers = engine.kept(), engine.turn.state.buffers()
+            clients, buffers = engine.kept(), engine.local_training.state.buffers()
         return {
             "clients": clients,
             "buffers": buffers,

@@ -9,8 +9,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import on_device
-from flsv._lightning.validation import KeptBatches, keep_batches
+from flsv._lightning.evaluation import KeptBatches, keep_batches, on_device
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore

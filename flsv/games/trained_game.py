@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.core.fields import TrainedCoalitions
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.round import TrainedCoalitions
 from flsv.functional.shapley.predicted_outputs import PredictedValues, predicted_shapley, values_of_tables
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges

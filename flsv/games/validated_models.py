@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 
+from flsv._lightning.evaluation import KeptBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
-from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent, put_private
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
@@ -35,7 +35,7 @@ class ValidatedModels(VectorEvaluator):
     Args:
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
-        loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
+        loaders: the validation batches, see :func:`flsv._lightning.evaluation.keep_batches`.
         names: names of the logged values that are the scores, as in ``trainer.callback_metrics`` after a validation.
         derived: those of ``names`` whose gradients are needed, too.
         asking: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
@@ -69,7 +69,7 @@ class ValidatedModels(VectorEvaluator):
         """Make an evaluator that computes the same scores on other batches.
 
         Args:
-            loaders: the other batches, from :func:`flsv._lightning.validation.keep_batches`.
+            loaders: the other batches, from :func:`flsv._lightning.evaluation.keep_batches`.
             private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None:
                 the state
                 of the fit's module.

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
+from flsv._lightning.evaluation import KeptBatches, all_on_device
 from flsv.configuration.federation_config import named_head
 from flsv.core import Round, stage_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
 from flsv.games.lent_module import module_device
-from flsv.games.performance import is_logged
+from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.performance import ModelScore, is_logged
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
-from flsv.outside.games import LOSS, games_outside_fit
 from flsv.results.rows import numbers_of, overall
 from flsv.results.run_table import COLUMNS, frame, round_rows
 from flsv.server.checks import check_space
@@ -37,6 +45,8 @@ Model = Tensor | Mapping[str, Any] | Sequence[Any]
 #: Fields of a round that only a FederatedLoop can fill; and the stages of a round that only a FederatedLoop has.
 _OF_A_LOOP = {"clients", "all_clients", "server_data", "losses", "num_steps"}
 _LATE = ("personalization", "exchange")
+#: Name under which a plain network's loss is logged.
+LOSS = "loss"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +150,8 @@ def value_round(
         >>> found.to_frame().query("client == 0")["value"].tolist()[:1]
         [0.75]
     """
-    module = _own_module(module)
+    module = _unwrap_objects(module)  # the module in Fabric's wrapper
+    check_lightning(module)
     board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
@@ -155,7 +166,12 @@ def value_round(
     device = module_device(module)
     board.to(device)
     counts, shares = cohort.counts_and_weights(num_samples, weights)
-    vector, models = _models(space, module, start, updates, cohort, deltas)
+    vector = _vector(space, module, start, "start")
+    given = [
+        _vector(space, module, each, client_called(whose, cohort.names))
+        for whose, each in zip(cohort.ids, cohort.each(updates, "updates"))
+    ]
+    models = torch.stack(given) + vector if deltas else torch.stack(given)
     if round_index is None:
         round_index = max((int(metric.rounds) for metric in own), default=0)
     round = Round(
@@ -171,21 +187,6 @@ def value_round(
     return _measured(board, round, shares.to(device), cohort.names)
 
 
-def _own_module(module: nn.Module) -> nn.Module:
-    """Return the module inside Fabric's wrapper, or the module itself."""
-    module = _unwrap_objects(module)
-    check_lightning(module)
-    return module
-
-
-def _check_updates(updates: Any) -> None:
-    if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
-        raise ConfigurationError(
-            f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list or "
-            "by client."
-        )
-
-
 @dataclass(frozen=True)
 class _Cohort:
     """Clients of a round, and the names of all clients."""
@@ -196,7 +197,11 @@ class _Cohort:
 
     @classmethod
     def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
-        _check_updates(updates)
+        if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+            raise ConfigurationError(
+                f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
+                "or by client."
+            )
         names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
         keys = list(updates) if isinstance(updates, Mapping) else None
         places = {name: place for place, name in enumerate(names)}
@@ -213,11 +218,6 @@ class _Cohort:
                 "clients in client_names, or say how many there are (num_clients)."
             )
         return cls(ids, keys, words)
-
-    @property
-    def called(self) -> list[str]:
-        """Name the clients that took part, for messages."""
-        return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
         """Return one value per client that took part, in the order of the updates."""
@@ -324,29 +324,13 @@ def _check(
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, given)
-    if classes is None:
-        _check_no_classes(board)
-
-
-def _check_no_classes(board: ContributionMetrics) -> None:
-    """Check that no metric needs the number of classes, which nothing has given."""
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
-    if by_class or games:
+    if classes is None and (by_class or games):
         raise ConfigurationError(
             f"metrics {[*by_class, *games]} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."
         )
-
-
-def _models(
-    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the start model ``[P]`` and the clients' models ``[k, P]``."""
-    vector = _vector(space, module, start, "start")
-    given = zip(cohort.called, cohort.each(updates, "updates"))
-    models = torch.stack([_vector(space, module, model, client) for client, model in given])
-    return vector, models + vector if deltas else models
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
@@ -373,3 +357,78 @@ def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
     return state[name].shape if name in state else None
+
+
+class PlainModule(L.LightningModule):
+    """LightningModule that wraps a network and logs its loss in validation."""
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
+        super().__init__()
+        self.module, self._loss = module, loss
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self._loss is not None:
+            x, y = batch
+            self.log(LOSS, self._loss(self(x), y), batch_size=len(y))
+
+
+def games_outside_fit(
+    module: nn.Module,
+    loader: Any,
+    measures: Mapping[str, str | ModelScore],
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    num_classes: int | None = None,
+) -> CoalitionGames:
+    """Make coalition games whose models belong to no Trainer."""
+    if isinstance(loader, list | tuple) and not all(isinstance(each, DataLoader) for each in loader):
+        loader = KeptBatches(loader)  # Lightning takes a list for several loaders
+    own: L.LightningModule
+    if isinstance(module, L.LightningModule):
+        if loss is not None:
+            raise ConfigurationError(
+                "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
+            )
+        own = copy.copy(module)
+        own._fabric = None  # it would log its validation to Fabric's loggers
+    else:
+        own = PlainModule(module, loss)
+    inner = ParameterSpace(own)  # other prefixes, the same order
+    classified = [isinstance(measure, str) for measure in measures.values()]
+    if isinstance(own, PlainModule) and all(classified):
+        return CoalitionGames(ModelEvaluator(own, inner, loader, num_classes=num_classes or 1))
+    trainer = _trainer(own)
+    evaluator = None
+    if any(classified):
+        try:
+            evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
+    return CoalitionGames(evaluator, validated=make_evaluators(trainer, inner, loader, measures))
+
+
+def _trainer(module: L.LightningModule) -> L.Trainer:
+    """Make a Trainer without output that validates on the module's device."""
+    device = module_device(module)
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        trainer = L.Trainer(
+            accelerator={"cuda": "gpu"}.get(device.type, device.type),
+            devices=1 if device.index is None or device.type == "cpu" else [device.index],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    finally:
+        log.setLevel(before)
+    trainer.strategy.connect(module)
+    # Attached to the copy only: its hooks ask the trainer whether it validates.
+    module._trainer = trainer
+    trainer._data_connector._datahook_selector = _DataHookSelector(module, None)
+    trainer.state.fn = TrainerFn.FITTING
+    return trainer

@@ -21,6 +21,7 @@ from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
+from flsv.engines.vmap import OF_THE_RUN
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
@@ -29,7 +30,6 @@ from flsv.results.folder import Reporting
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
-from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.digest import digest
 from flsv.utilities.supervisor import ChildFailed
 

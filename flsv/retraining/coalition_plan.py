@@ -18,8 +18,7 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
-from flsv.core.parameter_space import ParameterSpace
-from flsv.core.sharing import sharing
+from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core.parameter_space import named_state
-from flsv.core.sharing import sharing
+from flsv.core.parameter_space import named_state, sharing
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.lent_module import lent
 from flsv.sampling import ClientSampler, FullParticipation

@@ -15,8 +15,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.engines.remote.clients import RemoteSites
-from flsv.engines.remote.federation import RemoteFederation
+from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
 from flsv.functional.own_models import doubtful_own_models
 from flsv.sampling import ClientSampler

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
-from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
+from flsv.configuration.federation_config import FederationConfig
 from flsv.core import VOCABULARY, stage_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
@@ -67,8 +67,6 @@ def check_setup(
     _check_strategies(config.strategies, metrics)
     _check_splits(data, metrics, config)
     _check_steps(module, metrics)
-    if config.evaluation.every:
-        _check_evaluation(config.evaluation, module, data)
     return data
 
 
@@ -103,6 +101,13 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
     """Check that the splits that metrics read exist, and that no metric lets private clients answer."""
+    if every := config.evaluation.every:
+        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
+        if empty:
+            raise ConfigurationError(
+                f"ClientEvaluation(every={every}) needs a test split at every client; "
+                f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
+            )
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -132,22 +137,6 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
         )
 
 
-def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, data: FederatedDataModule) -> None:
-    """Check that clients' own models can be evaluated."""
-    every = evaluation.every
-    empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
-    if empty:
-        raise ConfigurationError(
-            f"ClientEvaluation(every={every}) needs a test split at every client; "
-            f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
-        )
-    if not is_overridden("forward", module, L.LightningModule):
-        raise ConfigurationError(
-            f"ClientEvaluation(every={every}) calls {type(module).__name__}.forward(x), which "
-            "is not defined. Let it return the logits [B, M], or leave it out."
-        )
-
-
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
     """Check that the module defines the methods with which metrics evaluate models."""
     asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
@@ -157,17 +146,14 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     calls = is_overridden("forward", module, L.LightningModule)
     other = "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
     if logged and not validates:
-        instead = ", or measure by forward(x): performance='accuracy', or a torchmetrics metric" if calls else ""
         raise ConfigurationError(
             f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
-            f"Define it{instead}. {other}"
+            f"Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. {other}"
         )
     if called and not calls:
-        define = "" if validates else "define validation_step, and "
-        instead = f", or {define}name what validation_step logs as performance, with a mode"
         raise ConfigurationError(
             f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
-            f"[B, M]{instead}. {other}"
+            f"[B, M], or name what validation_step logs as performance, with a mode. {other}"
         )
 
 
@@ -189,14 +175,13 @@ def check_space(
     uploads: Sequence[Upload],
     head: str | None,
     num_classes: int | None,
-    kept: Sequence[str] = (),
 ) -> None:
     """Check the settings that depend on the module's layers, once the layers exist."""
     for upload in uploads:
         upload.check(space)
     # Metrics that train coalitions are tried: their scores may not depend on what stays.
     games = [name for name in metrics.game_metrics if attribute_of(metrics.metrics[name], "trains") is None]
-    if kept and games:
+    if (kept := space.kept_names) and games:
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, and the server has no "
             f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "

@@ -127,7 +127,10 @@ class RoundServer:
         """
         model, cut = state.model(), self.space.num_parameters
         if self.personalizer is None or self.personalizer.collaborates:
-            self._count(updates)
+            for update in updates:
+                self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
+                for name, value in update.reports.items():
+                    self.channel.send(update.client_id, "up", name, value)
         for strategy in self.strategies:
             strategy.before_filters(updates, clients)
         numbers = partial(torch.tensor, device=model.device)
@@ -153,7 +156,7 @@ class RoundServer:
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=self._starts(updates, instructions, clients),
-            reports=self._reports(updates, model.device),
+            reports={n: _stacked([each.reports[n] for each in updates]).to(model.device) for n in updates[0].reports},
             clients=tuple(clients[update.client_id] for update in updates),
             all_clients=clients,
             server_data=server_data,
@@ -165,17 +168,6 @@ class RoundServer:
             left_out=[client for client in self.norms if client not in cohort.ids],
             unmeasured=cohort.unmeasured,
         )
-
-    @staticmethod
-    def _reports(updates: Sequence[ClientUpdate], device: torch.device) -> dict[str, Tensor]:
-        names = updates[0].reports
-        return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
-
-    def _count(self, updates: Sequence[ClientUpdate]) -> None:
-        for update in updates:
-            self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
-            for name, value in update.reports.items():
-                self.channel.send(update.client_id, "up", name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
         """Apply the filters one after the other, and issue their warnings."""

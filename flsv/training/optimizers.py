@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv._lightning.patches import new_optimizers
-from flsv.training.step_counts import LocalSteps
+from flsv.training.local_steps import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
 #: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
@@ -256,7 +256,10 @@ class OptimizerOptions:
         optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizers + self._schedulers),
-            "options": [_texts(options) for options in self._options + [each.state_dict() for each in schedulers]],
+            "options": [
+                {name: _text(value) for name, value in options.items()}
+                for options in self._options + [each.state_dict() for each in schedulers]
+            ],
         }
 
     def check(self, before: dict[str, Any]) -> None:
@@ -289,10 +292,6 @@ def _text(value: Any) -> str:
     """Return an option's value as text, without memory addresses."""
     text = repr(value.tolist() if isinstance(value, Tensor) else value)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-
-
-def _texts(options: dict[str, Any]) -> dict[str, str]:
-    return {name: _text(value) for name, value in options.items()}
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
@@ -352,11 +351,11 @@ def _by_index(optimizer: Optimizer) -> ByIndex:
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
     """Return a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(_parameters(optimizer)))
-    return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
-
-
-def _copies(entries: Any) -> Any:
-    return {key: copied(value) for key, value in entries.items()} if isinstance(entries, dict) else copied(entries)
+    state: Any = defaultdict(dict)
+    for key, entries in kept.items():
+        by_name = isinstance(entries, dict)
+        state[parameters.get(key, key)] = {n: copied(v) for n, v in entries.items()} if by_name else copied(entries)
+    return state
 
 
 def _check_optimizers(trainer: L.Trainer, policy: str) -> None:

@@ -4,7 +4,7 @@ A client's state has these parts, by name:
 
 ``tensors``
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
-    the module that it does not share (:mod:`flsv.training.client_turn`).
+    the module that it does not share (:mod:`flsv.training.local_training`).
 ``optimizer``, ``pace``, ``loss_scale``
     Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``; its
     position in its schedules, and options that its training has changed; its scale of the loss in half precision.
@@ -94,7 +94,10 @@ class ClientStore:
                 kept[name] = convert(kept[name])
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        return {client: {name: _shallow(value) for name, value in kept.items()} for client, kept in self._kept.items()}
+        return {
+            client: {name: dict(value) if isinstance(value, dict) else value for name, value in kept.items()}
+            for client, kept in self._kept.items()
+        }
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
@@ -104,7 +107,3 @@ class ClientStore:
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:
         return self._kept.get(client, {}).get(TENSORS, {})
-
-
-def _shallow(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value

@@ -7,7 +7,7 @@ scale. When it leaves, the Trainer has the federation's again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -16,12 +16,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.training.local_steps import LocalSteps
 from flsv.training.optimizers import Optimizers
-from flsv.training.step_counts import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -69,16 +69,16 @@ class TrainerState:
         between_rounds = self._saved[0]
         self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
         self._marks = _marks(self._constants.values())
-        # `begin_turns` reads the counters that clients start with: transfer hooks may still change them.
+        # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
         self._buffers: State | None = None
         self.next_buffers = None
 
-    def begin_turns(self) -> None:
+    def begin_clients(self) -> None:
         """Copy the counters and masks before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
-    def end_turns(self) -> None:
+    def end_clients(self) -> None:
         """Restore the counters and masks after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
@@ -98,7 +98,7 @@ class TrainerState:
     def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
         """Become a client's; without ``start`` the module stays as it is."""
         if start is not None:
-            self.begin_turns()
+            self.begin_clients()
             assert self._buffers is not None
             self._write(start, self._buffers, {**self._private, **(private or {})})
         self._client = self._steps.client = client
@@ -206,7 +206,10 @@ class NonVectorState:
         """Copy the state."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
-            "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(_plain_state(self._module))},
+            "attributes": {
+                name: tree_map_only(Tensor, torch.clone, value)
+                for name, _, _, value in list(_plain_state(self._module))
+            },
         }
 
     @torch.no_grad()
@@ -219,20 +222,18 @@ class NonVectorState:
                 before = missing.pop(name)
                 if not _same(value, before):
                     # A new object: the old one may be in use elsewhere, as a batch of the data for example.
-                    setattr(layer, own, _each(before, torch.clone))
+                    setattr(layer, own, tree_map_only(Tensor, torch.clone, before))
             elif value is not None and not partial:
                 delattr(layer, own)
         for name, value in missing.items():
             if value is not None:
                 prefix, _, own = name.rpartition(".")
-                setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
+                setattr(self._module.get_submodule(prefix), own, tree_map_only(Tensor, torch.clone, value))
 
     def resume(self, state: State) -> None:
         """Write a state from a checkpoint into the module."""
         device = _device(self._module)
-        attributes = {
-            name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
-        }
+        attributes = tree_map_only(Tensor, lambda tensor: tensor.to(device), state["attributes"])
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
@@ -333,13 +334,6 @@ def _collections(module: nn.Module) -> dict[str, int]:
                 if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
                     found[f"{prefix}.{own}" if prefix else own] = count
     return found
-
-
-def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor in a nested tuple."""
-    if value is None or isinstance(value, Tensor):
-        return None if value is None else function(value.detach())
-    return tuple(_each(part, function) for part in value)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -16,8 +16,8 @@ from torch import nn
 from flsv import Reporting
 from flsv.core import ALONE, Channel, Client, ClientPlacement, LocalData, Ranks, Round, map_clients
 from flsv.core.artifacts import keep_artifact, write_artifacts
+from flsv.core.parameter_space import sharing
 from flsv.core.ranks import balance_load
-from flsv.core.sharing import Sharing, sharing
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric
@@ -259,7 +259,7 @@ def of(*layers: int) -> set[str]:
 )
 def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(share: Any, kept: set[str]) -> None:
     assert sharing(["!head"], network(), head="3").kept == of(3)
-    assert sharing(share, network()) == Sharing(frozenset(kept), frozenset())
+    assert sharing(share, network()) == (set(kept), set())
 
 
 def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> None:
@@ -267,11 +267,11 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     net[:2].requires_grad_(False)
     frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
     # Statistics of a frozen BatchNorm change in training, too.
-    assert sharing("trainable", net) == Sharing(frozenset(), frozenset(frozen))
-    assert sharing(["3.*", "4.*"], net) == Sharing(frozenset(of(1, 2) - frozen), frozenset(frozen))
-    assert sharing(["trainable", "!head"], net) == Sharing(frozenset(of(4)), frozenset(frozen))
+    assert sharing("trainable", net) == (set(), frozen)
+    assert sharing(["3.*", "4.*"], net) == (of(1, 2) - frozen, frozen)
+    assert sharing(["trainable", "!head"], net) == (of(4), frozen)
     kept = sharing(["trainable", "!0.*"], net)
-    assert kept == Sharing(frozenset({"0.weight", "0.bias"}), frozenset({"1.weight", "1.bias"}))
+    assert kept == ({"0.weight", "0.bias"}, {"1.weight", "1.bias"})
     assert sharing(lambda name, _: name.startswith("4"), net).constant == frozen
 
 

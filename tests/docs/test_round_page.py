@@ -20,7 +20,7 @@ def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> Non
     page = PAGE.read_text()
     shown = page.split("## Local training")[1].split("```")[1].splitlines()[1:]
     lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
-    code = (ROOT / "flsv/training/client_turn.py").read_text()
+    code = (ROOT / "flsv/training/local_training.py").read_text()
     assert len(lines) == 6
     places = [code.find(line) for line in lines]
     assert -1 not in places, lines[places.index(-1)]

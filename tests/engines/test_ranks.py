@@ -4,19 +4,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flsv.cli import main
-from flsv.engines.ranks import FederatedStrategy
-from flsv.engines.ranks.group import RankGroup, card_of, cards_of_their_own, meet
+from flsv.engines.ranks import FederatedStrategy, meet
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, vector
@@ -278,36 +274,3 @@ def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) 
     status, said = Forked(tmp_path, FederatedStrategy, **variables).wait()
     assert status == 1, said
     assert "has ended already" in said
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_models_are_broadcast_by_the_group_of_their_device(device: str) -> None:
-    """With Gloo in NCCL's place, in two threads; what is elsewhere, and messages, go by the group of hosts."""
-    store, crossed = HashStore(), []
-
-    class Direct(ProcessGroupGloo):
-        def broadcast(self, row: torch.Tensor, owner: int) -> Any:
-            crossed.append(owner)
-            return super().broadcast(row, owner)
-
-    def rank(number: int) -> torch.Tensor:
-        patience = timedelta(seconds=60)
-        groups = [kind(PrefixStore(kind.__name__, store), number, 2, patience) for kind in (ProcessGroupGloo, Direct)]
-        ranks = RankGroup(groups[0], torch.device(device), direct=groups[1])
-        matrix = torch.full((3, 4), float(number))
-        ranks.broadcast_rows(matrix, [0, 1, 1], "models")
-        assert ranks.broadcast(1, f"rank {number}", "text") == "rank 1"
-        return matrix
-
-    with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(rank, (0, 1)):
-            assert found[:, 0].tolist() == [0, 1, 1]
-    messages = [1, 1] * 2 if device == "cpu" else []  # here a message's bytes lie on the group's device, too
-    assert sorted(crossed) == sorted([0, 1, 1] * 2 * (device == "cpu") + messages)
-
-
-def test_ranks_have_gpus_of_their_own_only_if_all_gpus_are_known_and_distinct() -> None:
-    assert cards_of_their_own(["a", "b", "c"])
-    for cards in (["a", "a"], ["a", None], [None, None]):
-        assert not cards_of_their_own(cards)
-    assert card_of(torch.device("cpu")) is None

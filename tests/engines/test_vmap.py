@@ -18,7 +18,7 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateF
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.training.rows.kernel import RowTraining
+from flsv.training.batched import RowTraining
 from flsv.uploads import TopK
 from flsv.utilities.seeding import global_rngs
 from helpers.data import toy_data, toy_sets

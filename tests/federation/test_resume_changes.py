@@ -1,6 +1,5 @@
 """What is different on resume is used, or refused by name; nothing in between."""
 
-import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -156,14 +155,6 @@ def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved: P
 # ---- the module
 
 
-@pytest.mark.parametrize("stage", ["fit", "test"])
-def test_checkpoint_of_another_network_is_a_one_line_error(saved: Path, tmp_path: Path, stage: str) -> None:
-    module = Plain(torch.nn.Linear(6, 3))
-    said = re.escape(f"{saved} holds the weights of another network: net.weight is [3, 6] and was not there")
-    with pytest.raises(ConfigurationError, match=said):
-        getattr(trainer_for(loop(), tmp_path), stage)(module, datamodule=toy_data(), ckpt_path=saved)
-
-
 class Named(Plain):
     def __init__(self, network: str) -> None:
         super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
@@ -182,9 +173,9 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    with pytest.raises(ConfigurationError, match=r"plain.ckpt was not saved by a FederatedLoop"):
+    with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
         resume(tmp_path / "plain.ckpt", tmp_path / "a")
-    with pytest.raises(ConfigurationError, match=r"weights.ckpt holds weights only .* it can be tested, not resumed"):
+    with pytest.raises(ConfigurationError, match=r"weights.ckpt holds weights only, .* it can be tested, not resumed"):
         resume(tmp_path / "weights.ckpt", tmp_path / "b")
     trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
 
@@ -200,9 +191,6 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(saved: Path, tm
             resume(path, tmp_path)
     torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
     with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
-        resume(path, tmp_path)
-    torch.save({name: value for name, value in whole.items() if name != "pytorch-lightning_version"}, path)
-    with pytest.raises(ConfigurationError, match="no pytorch-lightning_version"):
         resume(path, tmp_path)
     content = bytearray(saved.read_bytes())
     weight = next(iter(whole["state_dict"].values()))

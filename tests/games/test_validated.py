@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flsv import Reporting
-from flsv._lightning.validation import keep_batches
+from flsv._lightning.evaluation import keep_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels

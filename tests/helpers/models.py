@@ -257,46 +257,45 @@ class Renormed(nn.Module):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 
-BATCH, ROUND = "Hooks defines on_train_batch_", "Hooks defines on_train_epoch_start"
 KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
-Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None, str | None, str | None]
+BATCH = "Hooks defines on_train_batch_"
+Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
 
-def hooked(hook: str, function: Callable[..., Any], *refused: str | None) -> Any:
-    return Stepped, lambda: [Hooks(hook, function)], *refused
+def hooked(hook: str, function: Callable[..., Any], refused: str | None) -> Make:
+    return Stepped, lambda: [Hooks(hook, function)], refused
 
 
-def of(function: Callable[..., Any], *refused: str | None) -> Any:
-    return lambda: Stepped(function), list, *refused
+def of(function: Callable[..., Any], refused: str | None) -> Make:
+    return lambda: Stepped(function), list, refused
 
 
-#: A module, its callbacks, and what refuses it as rows beside the run, side by side and of many clients at once: None,
-#: where it is trained as one after the other.
+#: A module, its callbacks, and why clients cannot be trained at once, None where they can.
 STEP_CASES: dict[str, Make] = {
-    "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH, BATCH, BATCH),
-    "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None, ROUND, None),
-    "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), *["trainer.global_step"] * 3),
-    "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None, None, None),
-    "annealed by an attribute that a step sets": of(sets, *[KEEPS + "beta"] * 3),
-    "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
-    "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
-    "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
-    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, "buffers have changed", ROUND, None),
-    "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
-    "a timer": (Stepped, lambda: [Timer()], None, None, None),
-    "a timer that clamps weights": (Stepped, lambda: [Clamps()], *["Clamps defines on_train_batch_start"] * 3),
-    "accumulated": (Stepped, lambda: [GradientAccumulationScheduler({0: 2, 1: 3})], None, *["gradients are accum"] * 2),
-    "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, *["SGD has hooks around its steps"] * 3),
-    "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), *[KEEPS + "torch_rng"] * 3),
-    "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), *[KEEPS + "numpy_rng"] * 3),
-    "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), *[KEEPS + "drawing"] * 3),
-    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS, None, DRAWS),  # noqa: NPY002
-    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS, None, DRAWS),
-    "a masked loss": of(masked, None, None, "vmap: .*dynamic shape"),
-    "torchmetrics": of(counts, None, None, KEEPS + "accuracy"),
-    "outputs in a list": of(keeps, *[KEEPS + "outputs"] * 3),
-    "a layer under two names": (Twice, list, None, None, None),
-    "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, *["an embedding with max_norm"] * 3),
+    "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH),
+    "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None),
+    "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), "trainer.global_step"),
+    "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None),
+    "annealed by an attribute that a step sets": of(sets, KEEPS + "beta"),
+    "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH),
+    "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None),
+    "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH),
+    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None),
+    "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None),
+    "a timer": (Stepped, lambda: [Timer()], None),
+    "a timer that clamps weights": (Stepped, lambda: [Clamps()], "Clamps defines on_train_batch_start"),
+    "accumulated": (Stepped, lambda: [GradientAccumulationScheduler({0: 2, 1: 3})], "gradients are accum"),
+    "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, "SGD has hooks around its steps"),
+    "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"),
+    "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), "differs by"),
+    "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), "differs by"),
+    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS),  # noqa: NPY002
+    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS),
+    "a masked loss": of(masked, "vmap: .*dynamic shape"),
+    "torchmetrics": of(counts, KEEPS + "accuracy"),
+    "outputs in a list": of(keeps, KEEPS + "outputs"),
+    "a layer under two names": (Twice, list, None),
+    "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, "an embedding with max_norm"),
 }
 
 

@@ -30,8 +30,8 @@ from flsv.aggregation import FedAvg
 from flsv.cli import main
 from flsv.core import ALONE, Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
-from flsv.engines.ranks.group import meet
+from flsv.engines import ranks as strategy
+from flsv.engines.ranks import meet, ranks_of, ranks_of_environment
 from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley
 from flsv.metrics import ClassSpecificShapley

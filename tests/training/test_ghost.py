@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from flsv.training.ghost import GhostProducts
+from flsv.training.algorithms.in_run import GhostProducts
 from flsv.utilities.errors import ConfigurationError
 
 B = 5
@@ -87,7 +87,7 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
     module, x, y, g = setting(name)
     expected = one_by_one(module, x, y, g) / B
     ghost = GhostProducts(module, g)
-    ghost.samples = B
+    ghost.watch(B)
     F.cross_entropy(module(x), y).backward()
     found = ghost.take()
     torch.testing.assert_close(found, expected)
@@ -105,7 +105,7 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
     del g[left]
     expected = one_by_one(module, x, y, {"0.0.bias": g["0.0.bias"]})
     ghost = GhostProducts(module, g)
-    ghost.samples = B
+    ghost.watch(B)
     F.cross_entropy(module(x), y, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), expected)
 
@@ -129,7 +129,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
     """Tokens one by one, without a dimension of the batch."""
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
-    ghost.samples = B
+    ghost.watch(B)
     with pytest.raises(ConfigurationError, match="'1' gives 35 rows for a batch of 5 samples"):
         module(torch.randn(B, 7, 4))
 
@@ -141,16 +141,16 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     ghost = GhostProducts(module, g)
     expected, buffer = [], torch.empty_like(x)
     for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
-        ghost.samples = None
+        ghost.watch(None)
         if watched is None:
-            ghost.samples = size
+            ghost.watch(size)
             expected.append(torch.zeros(size, dtype=torch.float64))
             continue
         buffer.copy_(x.roll(len(expected), 0))
         targets = y[:size]
         if watched:
             expected.append(one_by_one(module, buffer[:size].clone(), targets, g))
-            ghost.samples = size
+            ghost.watch(size)
         F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
     assert len(ghost.take()) == 0

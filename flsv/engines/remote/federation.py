@@ -5,24 +5,43 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Channel, Client, ClientUpdate, FederationState, Instruction, LocalData, NoAnswer
 from flsv.core.matrix import empty_rows
+from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import IdleEngine, Instruct
-from flsv.engines.remote.clients import RemoteClient, RemoteSites
-from flsv.engines.remote.transport import Directory
+from flsv.engines.remote.messages import (
+    GARBLED,
+    LOSS,
+    BadReply,
+    Packet,
+    check_done,
+    fault_of,
+    instruction_packet,
+    pack,
+    read_update,
+    read_visit,
+    unpack,
+)
+from flsv.engines.remote.transport import Directory, Reply
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.atomic_files import replacing
@@ -205,3 +224,211 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         raise
     finally:
         lock.release()
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class RemoteSites:
+    """All sites of a federation, as the server sees them."""
+
+    # A visit is a site's training in a round, or its answer to a question, named by the hash of the server's message.
+    # The server names the visit from whose state the site continues, so both stay consistent if messages are lost, and
+    # a message that is sent again after a kill is the same visit.
+
+    def __init__(
+        self,
+        directory: Directory,
+        state: FederationState,
+        rounds: int,
+        most_steps: Callable[[int, int], int],
+        reports: Collection[str] = (),
+        num_classes: int | None = None,
+    ) -> None:
+        self.directory, self._state, self._rounds = directory, state, rounds
+        self._most_steps, self._num_classes, self._reports = most_steps, num_classes, frozenset(reports)
+        self._usual: str | None = None
+        self._withheld: set[tuple[int, str]] = set()
+        self._stands: dict[int, str] = {}
+        self._trained: dict[int, str] = {}
+        self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
+        self.discard()
+
+    def count(self, sites: Collection[int]) -> None:
+        """Accept this round's training of ``sites``, and discard that of all others."""
+        self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
+        self._trained = {}
+
+    def commit(self) -> None:
+        """Record each site's last accepted visit at the end of a round."""
+        self._state.counted = dict(self._stands)
+
+    def discard(self) -> None:
+        """Forget this round's visits, so that sites continue from the last completed round."""
+        self._stands, self._trained = dict(self._state.counted), {}
+
+    def train(
+        self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
+    ) -> tuple[list[ClientUpdate], list[int]]:
+        """Return the sites' updates, and the numbers of sites without a finite model."""
+        # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
+        began = time.monotonic()
+        updates, broken = self.updates(self.directory.exchange(self.packets(instructions)), device, space)
+        came, took = f"{len(updates)} of {len(instructions)} sites", time.monotonic() - began
+        rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
+        return updates, broken
+
+    def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
+        """Return the messages with which sites are asked to train, by site number."""
+        return {site: instruction_packet(told, self._run_info(site)) for site, told in instructions.items()}
+
+    def updates(
+        self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
+    ) -> tuple[list[ClientUpdate], list[int]]:
+        """Read the sites' replies to :meth:`packets`, as :meth:`train` returns them."""
+        updates: dict[int, ClientUpdate | None] = {}
+        visits: dict[int, str] = {}
+        wrong: dict[int, str] = {}
+        for site, reply in replies.items():
+            try:
+                updates[site], visits[site] = self._read(site, check_done(reply), device, space)
+            except BadReply as why:
+                wrong[site] = str(why)
+        finite = {site: update for site, update in updates.items() if update is not None}
+        wrong |= self._unusual({site: _reported(update) for site, update in finite.items()})
+        when = f" of round {self._state.round_index + 1}"
+        for site, words in wrong.items():
+            self._warn(site, "is left out", words, when)
+        self._trained = {site: visits[site] for site in finite if site not in wrong}
+        for site in self._trained:
+            if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
+                self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
+            self._tell_withheld(site, replies[site], [LOSS])
+        return [finite[site] for site in self._trained], [site for site in updates if site not in finite]
+
+    def _read(
+        self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
+    ) -> tuple[ClientUpdate | None, str]:
+        """Read a site's update, None if its model is not finite, and its visit's name."""
+        samples = self.directory.sizes[site]["train"]
+        update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
+        if update is None:
+            return None, ""
+        if unknown := sorted(update.reports.keys() - self._reports):
+            raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
+        return update, read_visit(reply)
+
+    def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
+        """Find the sites whose reported values differ in names, shapes or types from most sites'."""
+        # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
+        counts = Counter(reports.values())
+        most = {words for words, count in counts.items() if count == max(counts.values())}
+        if len(most) == 1:
+            (self._usual,) = most
+        right = self._usual if self._usual in most else None
+        others = right or f"do not agree: {' or '.join(sorted(most))}"
+        return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
+
+    def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Let a site compute a function on its data, and return the result."""
+        while isinstance(question, partial):
+            args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
+            question = question.func
+        name = f"{question.__module__}:{question.__qualname__}"
+        if "<" in name or "." in question.__qualname__:
+            raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
+        plain, tensors = pack((tuple(args), dict(kwargs)))
+        stands = self._trained if site in self._trained else self._stands
+        before = stands.get(site)
+        info = {**self._run_info(site), "counted": before}
+        packet = Packet(
+            "ask",
+            {"question": name, "arguments": plain, "round": round_index, **info},
+            {key: tensor.cpu() for key, tensor in tensors.items()},
+        )
+        self._answered.pop(site, None)
+        reply = self.directory.exchange({site: packet})[site]
+        try:
+            reply = check_done(reply)
+            answer, visit = unpack(reply.plain["answer"], reply.tensors), read_visit(reply)
+            if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
+                raise BadReply("its answer holds numbers that are not finite")
+        except GARBLED as error:
+            raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
+        stands[site] = visit
+        self._answered[site] = stands, before
+        return answer
+
+    def take_back(self, site: int) -> None:
+        """Discard what the last question has changed in a site's state."""
+        stands, before = self._answered.pop(site, ({}, None))
+        if before is None:
+            stands.pop(site, None)
+        else:
+            stands[site] = before
+
+    def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
+        """Let each site score its own model on its test samples: ``{site: {name: score}}``."""
+        packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
+        scores: dict[int, dict[str, float]] = {}
+        for site, reply in self.directory.exchange(packets).items():
+            try:
+                own = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
+                if any(value < 0 or value > 1 for value in own.values()):  # NaN means: not defined
+                    raise BadReply(f"its scores are {own}")
+                scores[site] = own
+                self._tell_withheld(site, reply, OWN_SCORES)
+            except GARBLED as error:
+                self._warn(site, "has not tested its model", fault_of(error))
+        return scores
+
+    def _tell_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
+        """Warn once of the scores that a site's policy withholds."""
+        told = reply.plain.get("withheld")
+        told = told if isinstance(told, list) else []
+        found = [name for name in names if name in told and (site, name) not in self._withheld]
+        self._withheld |= {(site, name) for name in found}
+        if found:
+            self._warn(site, f"does not tell {', '.join(found)}", "its policy does not let it")
+
+    def _run_info(self, site: int) -> dict[str, Any]:
+        """Return the plain values that are in every message to a site."""
+        run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
+        names = self.directory.names
+        return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
+
+    def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
+        """Record a site's fault in the federation's state, and return a message about it."""
+        # A site's words may hold any character, such as line breaks or halves of characters.
+        printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
+        what, why = printable[0], printable[1] and f": {printable[1]}"
+        self._state.note(site, f"{what}{why}")
+        return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
+
+    def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
+        warnings.warn(self._note(site, what, why, when), stacklevel=3)
+
+
+def _reported(update: ClientUpdate) -> str:
+    """Return the names, shapes and types of a site's reported values, as text."""
+    reports = sorted(update.reports.items())
+    return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
+
+
+class RemoteClient(Client):
+    """A site as a client that metrics and strategies can ask."""
+
+    def __init__(
+        self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, round_index: Callable[[], int]
+    ) -> None:
+        super().__init__(id, data, channel)
+        self._remote, self._round_index = remote, round_index
+
+    def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
+        self._count(question, (args, kwargs), answer)
+        return answer
+
+    def take_back(self) -> None:
+        self._remote.take_back(self.id)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hmac
 import importlib
 import inspect
 import logging
+import re
+import secrets
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from flsv._lightning.evaluation import count_answers
-from flsv.core import LocalData, opened
+from flsv._lightning.fit_loop import FederatedFitLoop
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import ClientUpdate, FederationState, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
@@ -33,14 +43,19 @@ from flsv.engines.remote.messages import (
 )
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
-from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
 from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
+from flsv.training.local_steps import CohortLoader, LocalSteps
+from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import seed_global_rngs
 
+SiteState = dict[str, Any]
 _log = logging.getLogger(__name__)
 #: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
 #: argument ``performance`` names another. A site may allow more.
@@ -104,10 +119,8 @@ class Site:
         self._data = made
         made.prepare_data()
         made.setup("fit")
-        if made.num_clients != 1:
-            raise ConfigurationError(
-                f"this site has data of {made.num_clients} clients: a site is one. Use OneClient()."
-            )
+        if (number := made.num_clients) != 1:
+            raise ConfigurationError(f"this site has data of {number} clients: a site is one. Use OneClient().")
         self._agreement = agreement(module(), federation)
 
     def answer(self, packet: Packet, who: str = "server") -> Packet:
@@ -141,7 +154,7 @@ class Site:
         return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
     def _train(self, packet: Packet) -> Packet:
-        plain, memory = packet.plain, self._memory(packet)
+        plain, memory = packet.plain, SiteMemory(self._folder, packet.plain["run"])
         kept = memory.after(plain["counted"])
         secret = visit_secret(self._secret, packet, kept) if self._upload_seed is None else self._upload_seed
         visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
@@ -165,7 +178,7 @@ class Site:
 
     def _scores(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
-        space, local = self._open(packet, kept, trainer)
+        space, _, local = opened_state(trainer, self._data, self._config, packet, kept)
         with opened(local):
             model = used_model(local, read_instruction(packet), self._config.strategies)
             assert model is not None
@@ -188,7 +201,7 @@ class Site:
         asked = bound.arguments.get("performance")
         if (score := QUESTIONS.get(name) if asked is None else asked) is not None:
             self.policy.check_told([score])
-        kept, memory = self._kept(packet), self._memory(packet)
+        kept, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
         answer, tensors = pack(self._within_fit(packet, partial(self._reply, packet, question, kept)))
         visit = packet.digest.hex()
         memory.keep(visit, kept, memory.all())
@@ -196,7 +209,7 @@ class Site:
         return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _reply(self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer) -> Any:
-        _, local = self._open(packet, kept, trainer)
+        _, _, local = opened_state(trainer, self._data, self._config, packet, kept)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):
@@ -204,25 +217,6 @@ class Site:
             tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
             kept["store"] = {**kept.get("store", {}), TENSORS: tensors}
         return answer
-
-    def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """Return the map to vectors, and the site's :class:`LocalData` restored from its saved state."""
-        module = trainer.lightning_module
-        space, _ = shared_space(module, self._config)
-        store, client = ClientStore(), packet.plain["client"]
-        store.load_state_dict({client: kept.get("store", {})})
-        store.to(module.device)
-        classes = packet.plain["classes"]
-        manager = ClientManager(trainer, self._data, space, store, first=client, num_classes=classes)
-        tell = None
-        if "who" in kept:
-            client, clients, index = kept["who"]
-            context = UploadContext(client, clients, space.num_parameters, index)
-            tell = partial(sanitize_report, self._config.uploads, context)
-        models = [kept.get(name) for name in ("start", "trained", "sent")]
-        start, trained, sent = (None if model is None else model.to(module.device) for model in models)
-        manager.locals[0].set_models(start, trained, sent, tell)
-        return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
         """Call ``reply`` with the trainer of a fit that trains nothing, and return the result."""
@@ -240,12 +234,219 @@ class Site:
             vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))
         return trainer
 
-    def _memory(self, packet: Packet) -> SiteMemory:
-        return SiteMemory(self._folder, packet.plain["run"])
-
     def _kept(self, packet: Packet) -> SiteState:
         """Return the saved state from which the server wants the site to continue."""
-        kept = self._memory(packet).after(packet.plain["counted"])
+        kept = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
         if kept is None:
             raise LookupError("this site no longer holds what it kept of the round that it is asked about.")
         return dict(kept)
+
+
+def opened_state(
+    trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, packet: Packet, kept: SiteState
+) -> tuple[ParameterSpace, ClientStore, LocalData]:
+    """Return the map to vectors, the store, and the site's :class:`LocalData`, restored from its saved state."""
+    module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
+    space = shared_space(module, config)
+    store.load_state_dict({client: kept.get("store", {})})
+    store.to(module.device)
+    (local,) = ClientManager(trainer, data, space, store, first=client, num_classes=packet.plain["classes"]).locals
+    tell = None
+    if "who" in kept:
+        client, clients, index = kept["who"]
+        context = UploadContext(client, clients, space.num_parameters, index)
+        tell = partial(sanitize_report, config.uploads, context)
+    models = [kept.get(name) for name in ("start", "trained", "sent")]
+    start, trained, sent = (None if model is None else model.to(module.device) for model in models)
+    local.set_models(start, trained, sent, tell)
+    return space, store, local
+
+
+def own_secret(folder: Path) -> str:
+    """Return the site's secret text, drawn at the first call and stored in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "secret"
+    if not path.is_file():
+        with replacing(path, private=True) as file:
+            file.write(secrets.token_hex(32).encode())
+    if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
+        raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another.")
+    return secret
+
+
+def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
+    """Derive the site's secret key (32 bytes) for the noise of its update in a round."""
+    # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
+    # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
+    return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
+
+
+class SiteMemory:
+    """A site's saved states of one run, each named by its visit.
+
+    Example:
+        >>> import tempfile
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
+        >>> memory.keep("first", {"visits": 1}, [])
+        >>> memory.keep("second", {"visits": 2}, ["first"])
+        >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
+        ({}, {'visits': 1}, {'visits': 2}, None)
+    """
+
+    # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
+    # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
+
+    def __init__(self, folder: Path, run: str) -> None:
+        if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
+            raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
+        self._path = folder / "runs" / run / "state.pt"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def after(self, visit: str | None) -> SiteState | None:
+        """Return the state after a visit, empty before the first, None if it was deleted."""
+        return {} if visit is None else self.all().get(visit)
+
+    def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
+        """Save the site's state after a visit, and delete all but ``earlier`` ones."""
+        with replacing(self._path, private=True) as file:
+            torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
+
+    def all(self) -> dict[str, SiteState]:
+        """Return all saved states by the visit's name."""
+        return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
+
+
+class NumberedData:
+    """A site's data module in which its client has its number in the federation, on which random draws depend."""
+
+    def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
+        self._data, self.num_clients = data, num_clients
+
+    def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
+        return self._data.client_loader(0, *args, **kwargs)
+
+
+class SiteVisit(L.Callback):
+    """Callback that turns a fit into a site's training in one round."""
+
+    def __init__(
+        self,
+        packet: Packet,
+        data: FederatedDataModule,
+        kept: SiteState,
+        config: FederationConfig,
+        upload_secret: bytes | int,
+        limit: float = 1.0,
+    ) -> None:
+        self._packet, self._instruction = packet, read_instruction(packet)
+        self._seconds = packet.plain.get("seconds", float("inf"))
+        self._began = time.monotonic()
+        self._num_clients = packet.plain["clients"]
+        self._numbered: Any = NumberedData(data, self._num_clients)
+        self._data, self._config, self._limit = data, config, limit
+        # The site's state after an earlier round, empty if there is none.
+        self.kept, self._upload_secret = kept, upload_secret
+        self.update: ClientUpdate | None = None
+
+    def loader(self, trainer: L.Trainer) -> CohortLoader:
+        """Make the loader of the site's training batches in this round."""
+        told = self._instruction
+        state = FederationState(round_index=told.round_index, seed=told.seed, num_clients=self._num_clients)
+        strategies: Mapping[str, Any] = self._config.strategies
+        work = {told.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
+        self._steps = LocalSteps(trainer, self._numbered, strategies["sampler"], state, work, self._limit)
+        numbers = {"seed": told.seed, "round_index": told.round_index}
+        self._loader = CohortLoader(self._numbered, [told.client_id], lengths=self._steps.lengths, **numbers)
+        return self._loader
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        steps = self._steps
+        steps.client = self._instruction.client_id
+        self._loop = FederatedFitLoop(trainer)
+        self._steps_told, self._batches_told = steps.tell_steps(), steps.tell_batches()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._batches_told.restore()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._batches_told.restore()
+        self._steps_told.restore()
+        self._loop.give_back()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._forward_schedules(trainer)
+        space, self._store, self._holder = opened_state(trainer, self._data, self._config, self._packet, self.kept)
+        for upload in self._config.uploads:
+            upload.check(space)
+        training = LocalTraining(trainer, space, self._config, self._store, self._num_clients, self._steps)
+        self._training = training
+        if isinstance(secret := self._upload_secret, bytes):
+            training.upload_secret = secret
+            # What a seed gives away tells nothing of the key.
+            secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
+        training.upload_seed = secret
+        if (buffers := self.kept.get("buffers")) is not None:
+            training.state.restore(buffers)
+        here = read_instruction(self._packet, pl_module.device)
+        model = here.tensors.get(GLOBAL_MODEL, here.start)
+        if model is not None:
+            space.write(pl_module, model)
+        seed_global_rngs(here.seed, "round", here.round_index)
+        training.state.remember()
+        training.state.begin_round()
+        self._loop.begin(training.begin_batch, self._end_batch)
+        self._loop.round = partial(self._train, trainer)
+        training.begin(here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self._training.begin_step(optimizer)
+
+    def _end_batch(self, loss: Tensor | None) -> None:
+        if time.monotonic() - self._began > self._seconds:
+            raise Refused(f"it has stopped, not ready after {self._seconds} s")
+        self._training.end_batch(loss)
+
+    def _train(self, trainer: L.Trainer) -> None:
+        """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
+        (visit,) = self._loader.visits
+        try:
+            self._loader.train(visit, self._loop.train_epoch)
+        except Exception as error:
+            if not self._config.private or isinstance(error, Refused):
+                raise
+            # Whether it fails may depend on single samples.
+            _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
+            self._training.context.broken = True  # type: ignore[union-attr]  # a client is in training
+        if self._training.is_trained:
+            self._leave()
+            trainer.should_stop = True  # each round is a fit of its own
+        self._loop.end_round()
+
+    def _leave(self) -> None:
+        self.update = self._training.end()
+        if self.update is None:
+            return  # as if the site had not taken part
+        shared = self._training.state
+        shared.end_round(self.update.vector)
+        self._store.commit()
+        self._store.to("cpu")
+        with opened(self._holder) as local:
+            self.kept = {
+                "store": self._store.state_dict().get(self._instruction.client_id, {}),
+                "buffers": shared.buffers(),
+                "start": local.start,
+                "trained": local.model,
+                "sent": None if local.sent is local.model else local.sent,
+                "who": [self._instruction.client_id, self._num_clients, self._instruction.round_index],
+            }
+
+    def _forward_schedules(self, trainer: L.Trainer) -> None:
+        """Advance the schedulers that step once per round to the present round."""
+        # Each round is a new fit, in which schedulers start from the beginning.
+        for config in trainer.lr_scheduler_configs:
+            if config.interval != "epoch":
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of schedules that step before the optimizer
+                for _ in range(self._instruction.round_index // config.frequency):
+                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself

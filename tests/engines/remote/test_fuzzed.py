@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.clients import RemoteSites
+from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
 from helpers.sites import NAMES, Replay, module, shapfed
@@ -81,7 +81,7 @@ def packets(good: Packet) -> st.SearchStrategy[Any]:
     ).filter(bool)
 
 
-SPACE, _ = shared_space(module(), shapfed().config)
+SPACE = shared_space(module(), shapfed().config)
 MODEL = SPACE.read(module())
 ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, Site, federation
-from flsv.engines.remote.visit import visit_secret
+from flsv.engines.remote.site import SiteMemory, visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
@@ -140,7 +140,7 @@ def test_noise_differs_for_other_samples_or_another_kept_state(told: tuple[Packe
 
     def states(site: Site) -> tuple[Tensor, Tensor]:
         visit = site.answer(packet).plain["visit"]
-        after, memory = with_plain(packet, counted=visit, round=1), site._memory(packet)
+        after, memory = with_plain(packet, counted=visit, round=1), SiteMemory(site._folder, packet.plain["run"])
         one, kept = step(site, after), memory.after(visit)
         assert kept
         memory.keep(visit, doubled(kept), [])

@@ -147,7 +147,7 @@ def test_no_field_of_any_answer_of_a_private_site_moves_with_its_data(
 
     monkeypatch.setattr(site_module, "update_packet", noting)
     make = partial(private, **SETTINGS[settings])
-    start = shared_space(module(), make().config)[0].read(module())
+    start = shared_space(module(), make().config).read(module())
     monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
     expected = answers(tmp_path / "usual", samples, make, start, noted)
     assert {expected["first: kind"], expected["again: kind"]} == {"update"}
@@ -187,7 +187,7 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
-    start = shared_space(module(), private().config)[0].read(module())
+    start = shared_space(module(), private().config).read(module())
     site = Site(module, partial(samples, pixel=FAILS), partial(private, optimizer_state="persist"), tmp_path)
     first = train(start)
     reply = site.answer(first)

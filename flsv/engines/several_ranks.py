@@ -17,8 +17,8 @@ from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
-from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.training.cohort_loader import CohortLoader
+from flsv.engines.ranks import ranks_of, share_weights
+from flsv.training.local_steps import CohortLoader
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
@@ -83,8 +83,8 @@ class SeveralRanks(Engine):
         self._clients, self._all_trained = list(self._instructions), None
         self._counted = counts_so_far(self.trainer)
         if self._idle():
-            state = self.turn.state
-            state.begin_turns()
+            state = self.local_training.state
+            state.begin_clients()
             state.enter(self._clients[0])  # so the federation's schedules do not step on this rank's idle batch
             self.loop.train_epoch()
             state.leave(keep=False)
@@ -109,7 +109,7 @@ class SeveralRanks(Engine):
             "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
             "broken": self.broken,
             "trained": {client: model for client, model in trained.items() if model is not rows[client]},
-            "buffers": self.turn.state.next_buffers,
+            "buffers": self.local_training.state.next_buffers,
             "counted": Counted() if self._idle() else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
@@ -143,7 +143,7 @@ class SeveralRanks(Engine):
         self._matrix = matrix
         self.broken = [client for client in self._clients if any(client in part["broken"] for part in parts)]
         if owners:
-            self.turn.state.next_buffers = parts[owners[0]]["buffers"]
+            self.local_training.state.next_buffers = parts[owners[0]]["buffers"]
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.

@@ -53,7 +53,7 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
-    many = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][4])
+    many = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][2])
     if many is not None:
         one = trained(name, tmp_path, loop(), None)
         torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,7 @@
-"""Turn: one client's training in a Trainer in one round, from the server's Instruction to the client's ClientUpdate.
+"""LocalTraining: a client's training in a Trainer in one round, from the server's Instruction to its ClientUpdate.
 
 ``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends. Between
-them the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
+them the Trainer's hooks call ``begin_batch``, ``begin_step`` and ``end_batch``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
-from flsv.training.step_counts import LocalSteps
+from flsv.training.local_steps import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.seeding import seed_global_rngs
 
 
-class Turn:
+class LocalTraining:
     """Training of clients in a Trainer, one after the other."""
 
     def __init__(
@@ -54,17 +54,12 @@ class Turn:
         """Return whether the client in training has seen all its batches of the round, or has failed."""
         return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
-    @property
-    def _own(self) -> ClientContext:
-        assert self.context is not None
-        return self.context
-
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
         """Write a client's model and state into the Trainer; ``lengths`` are the batches of its local epochs."""
         personalizer, state = self._config.personalizer, self.state
-        state.begin_turns()
+        state.begin_clients()
         with opened(local):
             start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
             if start is None:
@@ -116,13 +111,14 @@ class Turn:
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt the turn while the client's model trains outside the Trainer."""
-        own, self.context = self._own, None
+        """Interrupt a client's training while the client's model trains outside the Trainer."""
+        own, self.context = self.context, None
+        assert own is not None
         self.state.leave(keep=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client whose model has trained outside the Trainer."""
+        """Continue the training of a client whose model has trained outside the Trainer."""
         told = own.instruction
         self.state.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
@@ -135,7 +131,8 @@ class Turn:
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """Return the client's update, and restore the Trainer's own state."""
-        own, self.context = self._own, None
+        own, self.context = self.context, None
+        assert own is not None
         local, state = own.local, self.state
         if self._algorithm is not None:
             self._algorithm.leave_client(own)
@@ -209,7 +206,7 @@ class Turn:
             for name, value in reported.items()
         }
 
-    # ---- around a round's turns
+    # ---- when a round is given up
 
     def discard(self) -> None:
         """Restore the Trainer's state of the round's start."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.training.rows.kernel import ELEMENTWISE, GivenBatches, RowTraining, clip
+from flsv.engines.vmap import ELEMENTWISE
+from flsv.training.batched import RowTraining, clip
 
 #: Steps of every model, and the size of its last batch.
 STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
@@ -159,7 +160,7 @@ def test_batched_training_of_models_equals_training_each_model_alone(name: str) 
     before = copy.deepcopy(module.state_dict())
     optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
     begun = {key: tensor.clone() for key, tensor in states.items()}
-    trained, losses = RowTraining(module, optimizer, shortened).train(begun, GivenBatches(given))
+    trained, losses = RowTraining(module, optimizer, shortened).train(begun, given)
     for i, (model, loss) in enumerate(one_by_one(module, states, given, make, limit)):
         for key, tensor in trained.items():
             torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
@@ -177,7 +178,7 @@ def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> 
     spare = torch.ones(len(STEPS), 3)
     training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), frozen={"spare"})
     begun = {name: tensor.clone() for name, tensor in states.items()}
-    trained, _ = training.train({**begun, "spare": spare.clone()}, GivenBatches(given))
+    trained, _ = training.train({**begun, "spare": spare.clone()}, given)
     assert torch.equal(trained.pop("spare"), spare)
     states |= {f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()}
     del module.spare

@@ -1,34 +1,203 @@
-"""RowStep: losses and gradients of many models at once, as rows of stacked tensors.
+"""RowTraining: trains many models of one structure at once, as rows of stacked tensors, for ``engine="vmap"``.
 
 A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``, traced anew, so that it sees the
-module's present attributes and the epoch. Compiling it takes longer than it saves.
+module's present attributes and the epoch. For an elementwise optimizer a step on the stacked parameters is the same as
+one optimizer per row. The results equal those of training one model after the other up to rounding, since batched
+kernels sum in another order.
 """
 
 from __future__ import annotations
 
-import random
-import zlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, unlogged
 from flsv.utilities.errors import ConfigurationError
 
 State = dict[str, Tensor]
+
+
+class RowTraining:
+    """Training of m models of one structure at once, as rows of stacked tensors ``[m, ...]``.
+
+    Example:
+        >>> class Line(nn.Linear):
+        ...     def training_step(self, batch, batch_idx):
+        ...         x, y = batch
+        ...         return nn.functional.mse_loss(self(x), y)
+        >>> line = Line(1, 1, bias=False)
+        >>> many = RowTraining(line, torch.optim.SGD(line.parameters(), lr=0.5))
+        >>> x = torch.ones(2, 1)
+        >>> batches = [[(x, x)], [(x, 3 * x), (x, 3 * x)]]
+        >>> models, losses = many.train({"weight": torch.zeros(2, 1, 1)}, batches)
+        >>> models["weight"].flatten().tolist(), losses.tolist()
+        ([1.0, 3.0], [1.0, 4.5])
+    """
+
+    def __init__(
+        self,
+        # Its training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
+        # nothing in the module but buffers.
+        module: nn.Module,
+        # Elementwise. Its class and options are used, and its state is not changed.
+        optimizer: Optimizer,
+        clip: Callable[[State], None] | None = None,
+        # Names of parameters that are not trained, such as those without an entry in train's states.
+        frozen: Collection[str] = (),
+    ) -> None:
+        self._optimizer, self._clip = optimizer, clip
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        trained = {p for p in names if p.requires_grad and names[p] not in frozen}
+        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self._trained = {name for group in self._groups for name in group}
+        self._step = RowStep(module, sorted(self._trained))
+
+    def train(self, states: State, given: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
+        """Train m rows, each on its ``given`` batches, and return their states and mean losses ``[m]``."""
+        # For a name without an entry in states all rows use the module's own, which steps must not change.
+        first = next(iter(states.values()))
+        # Rows with more batches come first, so that the rows that still train are always the first ones.
+        order = sorted(range(len(first)), key=lambda i: -len(given[i]))
+        lengths = [len(given[i]) for i in order]
+        index = None if order == sorted(order) else torch.tensor(order, device=first.device)
+        stacked = states if index is None else _rows(states, index)
+        losses = torch.zeros(len(order), device=first.device)
+        optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
+        for step in range(lengths[0]):
+            active = sum(length > step for length in lengths)
+            now = {name: tensor[:active] for name, tensor in stacked.items()}
+            gradients = self._derive(now, [given[i][step] for i in order[:active]], losses[:active])
+            if self._clip is not None:
+                self._clip(gradients)
+            optimizer.step(active, gradients)
+        losses /= torch.tensor(lengths, device=losses.device)
+        if index is None:
+            return stacked, losses
+        back = index.argsort()
+        return _rows(stacked, back), losses[back]
+
+    def _derive(self, now: State, given: Sequence[Any], losses: Tensor) -> State:
+        """Compute the gradients of rows that still have batches, and add to ``losses`` and buffers in place."""
+        gradients: State = {}
+        for places, batch in stacked_batches(given):
+            if len(places) == len(losses):
+                gradients, loss = self._step(now, batch)
+                losses += loss
+                return gradients
+            index = torch.tensor(places, device=losses.device)
+            part = _rows(now, index)
+            slopes, loss = self._step(part, batch)
+            losses.index_add_(0, index, loss.to(losses))
+            gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+            for name, gradient in slopes.items():
+                gradients[name][index] = gradient
+            for name in now.keys() - self._trained:
+                now[name][index] = part[name]
+        return gradients
+
+
+def _rows(states: State, index: Tensor) -> State:
+    """Return copies of the models at the indices ``index``."""
+    return {name: tensor.index_select(0, index) for name, tensor in states.items()}
+
+
+def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+    """Stack batches of the same size, and yield the stacks with their positions.
+
+    Example:
+        >>> many = stacked_batches([torch.zeros(4, 2), torch.ones(4, 2), torch.ones(3, 2)])
+        >>> [(places, list(batch.shape)) for places, batch in many]
+        [([0, 1], [2, 4, 2]), ([2], [1, 3, 2])]
+    """
+    flat = [tree_flatten(batch) for batch in batches]
+    for leaf in (leaf for leaves, _ in flat for leaf in leaves):
+        if not isinstance(leaf, Tensor):
+            raise ConfigurationError(
+                f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '
+                f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
+            )
+    shapes = [tuple(leaf.shape for leaf in leaves) for leaves, _ in flat]
+    for shape in dict.fromkeys(shapes):
+        places = [place for place, each in enumerate(shapes) if each == shape]
+        leaves = [torch.stack(parts) for parts in zip(*(flat[place][0] for place in places))]
+        yield places, tree_unflatten(leaves, flat[places[0]][1])
+
+
+class StackedOptimizer:
+    """Optimizer of m stacked models, sorted so that those at the end stop stepping first."""
+
+    def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
+        # groups: the names of the parameters to train, for each parameter group of like
+        self._stacked, self._groups = stacked, groups
+        self._active = len(next(iter(stacked.values())))
+        self._views = self._of(self._active)
+        self._optimizer = copy.copy(like)
+        self._optimizer.state = defaultdict(dict)
+        self._optimizer.param_groups = [
+            {**group, "params": [self._views[name] for name in names]}
+            for group, names in zip(like.param_groups, groups)
+        ]
+
+    @torch.no_grad()
+    def step(self, active: int, gradients: State) -> None:
+        """Step on the first ``active`` models, now and later."""
+        if active != self._active:
+            self._narrow(active)
+        for name, view in self._views.items():
+            view.grad = gradients[name]
+        self._optimizer.step()
+
+    def _of(self, active: int) -> State:
+        """Return views of the trained parameters of the first ``active`` models, by name."""
+        return {name: self._stacked[name][:active] for names in self._groups for name in names}
+
+    def _narrow(self, active: int) -> None:
+        """Restrict the optimizer and its state to the first ``active`` models."""
+        views, states = self._of(active), self._optimizer.state
+        for group, names in zip(self._optimizer.param_groups, self._groups):
+            group["params"] = [views[name] for name in names]
+        for name, before in self._views.items():
+            states[views[name]] = {
+                key: value[:active] if isinstance(value, Tensor) and value.shape == before.shape else value
+                for key, value in states.pop(before, {}).items()
+            }
+        self._views, self._active = views, active
+
+
+def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
+    """Return a function that clips each row's gradients ``[m, ...]`` in place as a trainer does, or None."""
+    limit: Any = trainer.gradient_clip_val
+    if limit is None:
+        return None
+    return partial(_clip_values if trainer.gradient_clip_algorithm == "value" else clip, limit=limit)
+
+
+def clip(gradients: State, limit: float) -> None:
+    """Clip the norm of every model's gradients ``[m, ...]``, in place."""
+    squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
+    factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+
+def _clip_values(gradients: State, limit: float) -> None:
+    for gradient in gradients.values():
+        gradient.clamp_(-limit, limit)
 
 
 class BatchIndex:
@@ -101,13 +270,6 @@ class RowStep:
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
-        gradients, losses, after = self._derive(states, batch)
-        for name, tensor in after.items():
-            states[name].copy_(tensor)
-        return gradients, losses
-
-    def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
-        """Return gradients by name, losses ``[m]``, and the updated buffers by name."""
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
@@ -118,8 +280,9 @@ class RowStep:
                 slopes = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
         else:
             slopes, (losses, after) = self._of_many(trained, rest, batch)
-        gradients = dict(zip(self._trained, slopes))
-        return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
+        for name, tensor in after.items():
+            states[name].copy_(tensor.detach())
+        return dict(zip(self._trained, slopes)), losses.detach()
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         """Return the loss of one model on one batch, and its updated buffers."""
@@ -180,16 +343,6 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def purely(module: nn.Module) -> Iterator[None]:
-    """Raise NotBatched if the code within fails, changes the module's attributes, or draws random numbers."""
-    watch = Watch(module)
-    with refusing(module, (Exception,)):
-        yield
-    if reason := watch.changed():
-        raise refusal(module, reason)
-
-
-@contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn errors of torch.func, ConfigurationErrors and ``errors`` into NotBatched, but no lack of memory."""
     try:
@@ -208,19 +361,15 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
 
 
 class NotBatched(ConfigurationError):
-    """Error: a module's training steps cannot be batched, for a ``reason``."""
-
-    reason = ""
+    """Error: a module's training steps cannot be batched."""
 
 
 def refusal(module: nn.Module, reason: str) -> NotBatched:
     """Return a NotBatched error whose message names the module and ``reason``."""
-    error = NotBatched(
+    return NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Use engine="sequential", or change that.'
     )
-    error.reason = reason
-    return error
 
 
 #: Attributes of a Trainer that belong to the one client that trains in it.
@@ -252,17 +401,13 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
         if isinstance(layer, (Metric, MetricCollection)):
             zero = torch.zeros(())
             answer = dict.fromkeys(layer.keys(), zero) if isinstance(layer, MetricCollection) else zero
-            silent = partial(_always, answer)
+            silent = partial(lambda answer, *_, **__: answer, answer)
             changes += [(layer, name, silent) for name in ("forward", "update", "compute", "reset")]
     patches = PatchedAttributes(changes)
     try:
         yield
     finally:
         patches.restore()
-
-
-def _always(answer: Any, *_: Any, **__: Any) -> Any:
-    return answer
 
 
 @contextmanager
@@ -276,82 +421,3 @@ def pure_step(module: L.LightningModule) -> Iterator[None]:
             yield
         finally:
             own["_trainer"] = trainer
-
-
-#: Names of the global random generators.
-GENERATORS = ("torch", "NumPy", "random")
-#: Attributes of a module that Lightning and torch set themselves.
-_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
-_LIGHTNINGS |= {"_metric_attributes"}
-#: Types whose objects are compared by identity only; and the depth to which all other objects, lists and dictionaries
-#: are compared.
-_WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
-
-
-class Watch:
-    """Snapshot of a module's attributes and of the global generators, to detect changes."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._before, self._drawn = dict(self._kept()), _random_states()
-
-    def changed(self) -> str:
-        """Return a description of the changes since the snapshot, or an empty one."""
-        if drawn := [name for name, state in _random_states().items() if state != self._drawn[name]]:
-            return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
-        before, now = self._before, dict(self._kept())
-        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        text = ", ".join(names[:3])
-        return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
-
-    def _kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and :func:`_mark` of each attribute of the module's layers."""
-        for prefix, layer in self._module.named_modules():
-            for name, value in vars(layer).items():
-                if name == "_buffers" and isinstance(value, dict):
-                    yield f"{prefix}._buffers", {key: id(buffer) for key, buffer in value.items()}
-                elif name not in _LIGHTNINGS:
-                    yield f"{prefix}.{name}" if prefix else name, _mark(value, _DEPTH)
-
-
-def _mark(value: Any, depth: int) -> Any:
-    """Return a fingerprint of a value, and of the objects in it to a ``depth``."""
-    kind = type(value).__name__, id(value)
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return repr(value)
-    for types, content in _CONTENTS:
-        if isinstance(value, types):
-            return (*kind, content(value))
-    if depth == 0 or isinstance(value, (*_WHOLE, type)):
-        return kind
-    if isinstance(value, dict):
-        return (*kind, [(repr(key), _mark(each, depth - 1)) for key, each in value.items()])
-    if isinstance(value, (list, tuple, deque)):
-        return (type(value).__name__, [_mark(each, depth - 1) for each in value])
-    held = getattr(value, "__dict__", None)
-    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) and depth > 1 else kind
-
-
-def _checksum(array: Any) -> int | None:
-    """Return a checksum of a NumPy array, or None if it holds Python objects."""
-    return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
-
-
-#: ``(type, function)``: the function's result for an object of this type is another one after the object has changed.
-_CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
-    (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),
-    (np.random.Generator, lambda generator: repr(generator.bit_generator.state)),
-    (np.random.RandomState, lambda state: repr(state.get_state(legacy=False))),
-    (random.Random, lambda generator: generator.getstate()),
-    (np.ndarray, _checksum),
-    ((set, frozenset), len),
-)
-
-
-def _random_states() -> dict[str, Any]:
-    """Return the states of the global random generators by the names in :data:`GENERATORS`."""
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
-    torches = torch.get_rng_state().numpy().tobytes(), cuda
-    return dict(zip(GENERATORS, (torches, repr(legacy), random.getstate())))
