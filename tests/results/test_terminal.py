@@ -59,13 +59,6 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     assert events == ["bar stopped", "table", "table"]
 
 
-def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setenv("COLUMNS", str(columns_wide))
-        print_table("Contributions", names, columns, **options)
-    return out.getvalue()
-
-
 @pytest.mark.parametrize(
     ("metrics", "head", "classes"),
     [
@@ -84,15 +77,15 @@ def test_final_table_has_the_documented_columns(
     assert ("cssv by class" in table) == classes
 
 
-def test_table_of_many_clients_shows_the_highest_and_lowest_ten() -> None:
+def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.CaptureFixture[str]) -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
     rows = shown_clients(values, 100)
     highest = values.nan_to_num(-1).argsort(descending=True)
     assert rows[:10] == highest[:10].tolist()
     assert rows[10:] == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][::-1]
-    text = printed(80, [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows=rows)
-    assert len(re.findall(r"v\d+", text)) == 20
+    print_table("Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows)
+    assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
     assert shown_clients(values[:20], 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
