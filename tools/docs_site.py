@@ -66,7 +66,6 @@ PACKAGES = {
     "flsv.valuation.features": "Features for valuation",
     "flsv.server": "The server",
     "flsv.report": "A run's folder, its report, shares of a budget",
-    "flsv.utilities.plots": "Pictures of values",
     "flsv.engines.ranks": "Several processes",
     "flsv.engines.flower": "Flower",
     "flsv.testing": "Checks of parts of one's own",

@@ -48,9 +48,7 @@ trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)),
 # of these. As a picture:
 
 # %%
-from flsv.utilities.plots import waterfall
-
-waterfall(loop.contributions["value"], [f"client {name}" for name in data.client_names], unit="accuracy")
+loop.metrics["value"].plot()
 
 # %% [markdown]
 # Which classes? `cssv` is the cosine of each client's update for a digit with the joint update: near 1 both point the

@@ -104,9 +104,7 @@ print("values:", [round(v, 3) for v in value.tolist()])
 print(f"sum {value.sum():.3f}, accuracy at the end {trainer.callback_metrics['val_accuracy']:.3f}")
 
 # %%
-from flsv.utilities.plots import waterfall
-
-waterfall(value, [f"client {i}" for i in range(5)])
+loop.metrics["value"].plot()
 
 # %% [markdown]
 # **Questions for the class.** Clients 3 and 4 have equally many samples: why are their values not the same? What

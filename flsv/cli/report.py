@@ -5,8 +5,8 @@
     flsv report lightning_logs/version_0 --client 3 --out boston.html
 
 Writes one HTML file that needs no network. Its first page says how much each partner has contributed and what speaks
-against relying on it; the appendix shows how this was measured, the values per class and over the rounds, suspicious
-samples, settings of the federation and hashes of samples. With --client, the page is for this participant: about the
+against relying on it; the appendix shows how this was measured, the values per class and over the rounds,
+settings of the federation and hashes of samples. With --client, the page is for this participant: about the
 others it contains only means over all participants, and these only if there are five or more and the run has ended.
 With --budget, the page says whether the values are suitable for payment, and shows each partner's share and its amount
 in whole cents, with intervals. shares.csv beside the page has the same numbers. Copies and outliers that the run has
@@ -60,7 +60,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000")
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
-    from flsv.report.basis import basis_of, fitness
+    from flsv.report.basis import basis_of
     from flsv.report.shares import shares_file
     from flsv.results.terminal import width
 
@@ -70,5 +70,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     files = [page] if budget is None or options.client else [page, shares_file(page)]
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
-        run = open_run(options.run)
-        print(textwrap.fill(fitness(run, basis_of(run, budget.by)), width() or 10_000))
+        print(textwrap.fill(basis_of(open_run(options.run), budget.by).fitness, width() or 10_000))

@@ -64,12 +64,11 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.intervals import BRACKETS, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges
-from flsv.report.basis import ALL_TAKE_PART, retrained_from
-from flsv.report.facts import retrained_caveats
+from flsv.report.basis import ALL_TAKE_PART, against_retrained, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import joined, percent, small_gain, with_intervals
+from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
 from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_outputs, train_seeds
 from flsv.retraining.train_fits import Fit
@@ -241,9 +240,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
     print(BRACKETS)
-    if len(first["seeds"].split()) == 1:
-        print("These are of one seed: wide, by what seeds differ by in trials. Use --seeds 3.")
-    for text in [*small_gain(first["by"], rows["value"].sum()), *retrained_caveats(rows.to_dict("records"))]:
+    for text in against_retrained(rows.to_dict("records")).values():
         print(text)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -18,11 +18,9 @@ from pydoc import locate
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torchmetrics import Metric, SumMetric
 
 from flsv.configuration.federation_config import ROLES, FederationConfig
-from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
@@ -221,43 +219,3 @@ def hyperparameters(
     result |= {name: repr(list(parts)) for name in ("uploads", "filters") if (parts := getattr(config, name))}
     result |= {f"metric/{name}": repr(metric) for name, metric in metrics.items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}
-
-
-def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """Name a federation by its personalizer, client algorithm and aggregator.
-
-    Example:
-        >>> from flsv.aggregation import FedAvg, ShapFedWA
-        >>> from flsv.personalization import Standalone
-        >>> algorithm_name({"aggregator": FedAvg(), "personalizer": Standalone()})
-        'Standalone'
-        >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
-        ('ShapFedWA', 'FedAvg')
-    """
-    names = {role: type(strategy).__name__ for role, strategy in strategies.items() if strategy is not None}
-    parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
-    if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
-        parts.append(names.get("aggregator", "FedAvg"))
-    return "+".join(parts)
-
-
-def hparam_columns(
-    strategies: Mapping[str, Strategy],
-    data: FederatedDataModule,
-    seed: int,
-    rounds: int | None,
-    optimizers: Sequence[Optimizer],
-) -> dict[str, str | int | float]:
-    """Return the settings that distinguish runs in a table of runs, under short names."""
-    partitioner = getattr(data, "partitioner", None)
-    facts = {
-        "algorithm": algorithm_name(strategies),
-        "aggregator": type(strategies["aggregator"]).__name__ if "aggregator" in strategies else "FedAvg",
-        "partitioner": None if partitioner is None else type(partitioner).__name__.removesuffix("Partitioner"),
-        "alpha": getattr(partitioner, "alpha", None),
-        "clients": data.num_clients,
-        "learning rate": next((float(each.param_groups[0]["lr"]) for each in optimizers), None),
-        "seed": seed,
-        "rounds": rounds,
-    }
-    return {name: fact for name, fact in facts.items() if isinstance(fact, str | int | float)}

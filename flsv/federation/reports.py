@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import each_loader, keep_batches
-from flsv.configuration.identity import hparam_columns, hyperparameters
+from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.client_manager import try_forward
@@ -118,7 +118,6 @@ class RunReports:
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         per_class = curves_of(metrics, reporting.per_class)
@@ -130,8 +129,8 @@ class RunReports:
                 logger.log_hyperparams(merged)
             # In a fast_dev_run a logger's experiment is a dummy.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
-                board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
-                board.begin(first, merged, cells, draw)
+                board = TensorBoard(logger, metrics, *names, per_class)
+                board.begin(first, merged, draw)
                 sinks.append(board)
             else:
                 others.append(logger)

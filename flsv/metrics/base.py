@@ -17,13 +17,12 @@ from torchmetrics import Metric
 from flsv.core import Client, ClientMatrix
 from flsv.functional.intervals import LEVEL
 from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
-from flsv.metrics.plot import plot_contributions
+from flsv.metrics.plot import plot_contributions, shows
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
-from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -293,7 +292,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         title: str | None = None,
     ) -> Any:
         """Plot the contributions: bars for one value per client, a heatmap for per-class values, lines for several
-        rounds' values. :func:`flsv.utilities.plots.waterfall` is in the style of shap.
+        rounds' values.
 
         Args:
             val: a result of ``compute`` or ``forward``, or a list of such results, one per round. By default

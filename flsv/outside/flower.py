@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -260,8 +259,7 @@ class _Files:
         self._names[:] = names
         if self._board is not None:
             self._board.close()
-        trainer: Any = SimpleNamespace(max_epochs=None, callback_metrics={})
-        return TensorBoard(self._logger, trainer, self._metrics, names, None, curves_of(self._metrics, True))
+        return TensorBoard(self._logger, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
         """Write the end of the run into ``run.json``, and log the folder's path."""

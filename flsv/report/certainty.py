@@ -12,16 +12,12 @@ few seeds are too small on average, by the factor :math:`c_4(S)` known from qual
 
 On the 28 federations of ``flsv.benchmark`` with five seeds, payments by two seeds and by two others differ by 4.2 %;
 the estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over the federations.
-
-Where seeds are too few, :class:`Trials` has what went to the wrong clients in ``docs/results/predicted.csv``: means
-over held-out federations, of one seed with each client alone, and of three seeds with each alone and all but one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -79,31 +75,3 @@ def moved(one: Sequence[float], other: Sequence[float]) -> float:
         0.1
     """
     return sum(abs(a - b) for a, b in zip(one, other) if a == a and b == b) / 2
-
-
-class Trials(NamedTuple):
-    """Fractions of a payment that went to the wrong clients, with one seed and three, of up to ``most`` clients."""
-
-    #: The largest number of clients in these federations.
-    most: int
-    #: The fraction with values of one seed.
-    one: float
-    #: The fraction with values averaged over three seeds.
-    several: float
-
-
-#: Federations in which all clients take part in every round, by the number of clients; and those with a sampler.
-EVERYBODY, DRAWN = (Trials(7, 0.09, 0.07), Trials(16, 0.08, 0.06)), Trials(7, 0.04, 0.03)
-
-
-def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[float, str]:
-    """Return the fraction of a payment that went to the wrong clients in similar trials, and a text on these.
-
-    Example:
-        >>> misallocated(5, drawn=False, seeds=1)
-        (0.09, 'with up to 7 clients, all of them in every round')
-    """
-    trials = DRAWN if drawn else next((each for each in EVERYBODY if num_clients <= each.most), EVERYBODY[-1])
-    who = "some of them drawn for each round" if drawn else "all of them in every round"
-    further = "" if num_clients <= trials.most else f" (here there are {num_clients})"
-    return trials.several if seeds > 1 else trials.one, f"with up to {trials.most} clients{further}, {who}"

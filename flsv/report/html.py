@@ -1,25 +1,21 @@
-"""The HTML of a page: figures, tables and heatmaps, and the templates that lay them out."""
+"""The HTML of a page: tables, whose cells may be bars or colored, and the template that lays them out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from flsv.functional.intervals import BRACKETS
-from flsv.results.text import WORDS, number, titled
+from flsv.results.text import NONE, WORDS, number, percent, titled
 from flsv.utilities.charts import shortened_name
 
-#: Largest number of columns of a heatmap with numbers in its cells.
-NUMBERED = 12
-#: Largest number of columns in a table, without the first; wider tables are split into several, one below the other.
-#: The second number is for heatmaps without numbers.
-WIDEST, WIDEST_NARROW = 7, 20
-#: Characters of a row that fit on a telephone, where each cell takes two more for its margins.
-PHONE = 42
+#: Largest number of columns of a table, without the first; wider ones are split into several, one below the other. The
+#: second number is for heatmaps without numbers, which those with more than :data:`NUMBERED` columns are.
+WIDEST, WIDEST_NARROW, NUMBERED = 7, 20, 12
 _POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"
 
 _templates = Environment(
@@ -30,62 +26,81 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters["titled"] = titled
-_parts: Any = _templates.get_template("parts.html").module
+_templates.filters |= {"titled": titled, "percent": percent, "short": shortened_name}
 
 
-def render(template: str, **content: Any) -> str:
-    """Return the HTML file for a page: a template of this package with its ``content``."""
-    known = {"words": WORDS, "BRACKETS": BRACKETS, "table": table}
-    return _templates.get_template(template).render(known | content)
+class Cell(NamedTuple):
+    """A cell that has more than a text: CSS, and a text that is shown when one points at it."""
+
+    text: str
+    style: str = ""
+    title: str = ""
 
 
-def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Return a ``<figure>`` with content and caption, which no page break separates in print; ``css`` are the names of
-    its CSS classes."""
-    return _parts.figure(caption, Markup(content), css)
+@dataclass(frozen=True)
+class Table:
+    """A table of a page; ``css`` are the names of its CSS classes."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    caption: str = ""
+    css: str = ""
+
+    def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
+        """Yield head and rows of as few tables as are needed, of about equal width."""
+        count, widest = len(self.head) - 1, WIDEST_NARROW if "narrow" in self.css else WIDEST
+        size = math.ceil(count / max(1, math.ceil(count / widest))) or 1
+        for first in range(1, count + 1, size):
+            rows = [[self._cell(each) for each in (row[0], *row[first : first + size])] for row in self.rows]
+            yield [self.head[0], *self.head[first : first + size]], rows
+
+    @staticmethod
+    def _cell(cell: str | Cell) -> Cell:
+        """Return the cell; its line breaks before an interval, not within it."""
+        return cell if isinstance(cell, Cell) else Cell(cell.replace(" to ", "\u00a0to\u00a0"))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Return an HTML table of texts, aligned right but for the first column; wide rows become cards on a telephone."""
-    pieces = []
-    for part in _slices(len(head) - 1, WIDEST):
-        shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
-        wide = sum(2 + max(map(len, column)) for column in zip(*shown)) > PHONE
-        css = ["texts"] * texts + ["cards"] * (wide and any(head) and len(head) > 2)
-        pieces.append(_parts.table(shown[0], shown[1:], " ".join(css)))
-    return _figures(caption, pieces)
+def render(**content: Any) -> str:
+    """Return the HTML file for a page with this ``content``, see ``templates/report.html``."""
+    return _templates.get_template("report.html").render(words=WORDS, BRACKETS=BRACKETS, **content)
 
 
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
-) -> Markup:
+) -> Table:
     """Return a heatmap of ``values [k][M]``: blue above 0, orange below, the stronger the further from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
-    def cell(name: str, column: str, value: float) -> tuple[str, str, str]:
+    def cell(name: str, column: str, value: float) -> Cell:
         # At most half opaque: the text stays legible, on light and on dark.
         color, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
         style = f"background: rgba({color}, {strength:.2f})" if math.isfinite(value) else ""
-        return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
+        return Cell(number(value, 2) if few else "", style, f"{name}, {column}: {number(value)}")
 
-    rows = [(name, [cell(name, *each) for each in zip(columns, row)]) for name, row in zip(names, values)]
-    heads = [(column, shortened_name(column)) for column in columns]
-    pieces = [
-        _parts.heat(corner, heads[part], [(n, cells[part]) for n, cells in rows], "heat" if few else "heat narrow")
-        for part in _slices(len(columns), WIDEST if few else WIDEST_NARROW)
+    rows: list[list[str | Cell]] = [
+        [name, *(cell(name, *each) for each in zip(columns, row))] for name, row in zip(names, values)
     ]
-    return _figures(caption, pieces)
+    return Table([corner, *columns], rows, caption, "heat" if few else "heat narrow")
 
 
-def _figures(caption: str, pieces: Sequence[Markup]) -> Markup:
-    return Markup("").join(figure("" if place else caption, piece, "wide") for place, piece in enumerate(pieces))
+def bars(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Cell]:
+    """Return cells with a bar for each value, and a line for its interval, all on one scale."""
+    ends = [x for x in (0.0, *values, *low, *high) if math.isfinite(x)]
+    scale = 100 / ((max(ends) - min(ends)) or 1.0)
 
+    def layer(start: float, end: float, color: str, height: str) -> str:
+        first, last = (f"{(x - min(ends)) * scale:.1f}%" for x in (start, end))
+        stops = f"transparent {first}, {color} {first} {last}, transparent {last}"
+        return f"linear-gradient(90deg, {stops}) center / 100% {height} no-repeat"
 
-def _slices(count: int, most: int) -> list[slice]:
-    """Return slices that split ``count`` columns into as few parts as possible, of about equal size, each at most
-    ``most`` wide."""
-    parts = max(1, math.ceil(count / most))
-    size = math.ceil(count / parts) or 1
-    return [slice(start, start + size) for start in range(0, max(count, 1), size)]
+    def cell(value: float, least: float, most: float) -> Cell:
+        if not math.isfinite(value):
+            return Cell(NONE)
+        color = f"rgb({_POSITIVE if value >= 0 else _NEGATIVE})"
+        layers = [layer(min(0.0, value), max(0.0, value), color, "60%")]
+        if math.isfinite(least) and math.isfinite(most):
+            layers.insert(0, layer(least, most, "var(--ink)", "2px"))
+        return Cell("", f"background: {', '.join(layers)}", number(value))
+
+    return [cell(*each) for each in zip(values, low, high)]

@@ -1,20 +1,52 @@
 """The report of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
 
-:mod:`flsv.report.for_all` and :mod:`flsv.report.for_one` compute what the templates show.
+The report for one participant has its own values, and nothing that reveals another participant's. Its content is
+selected, not filtered: names, values, settings and hashes of other participants are never read for it. Numbers computed
+from all participants (a mean, a share of a sum, the joint model's performance) appear only with at least :data:`FEWEST`
+clients and in a run that has ended, because the difference between two rounds' means could be the value of a single
+client; means have two digits. Such a number reveals the sum of the others' values, so participants who combine their
+pages learn no single value as long as two others do not join them. Spreads, ranks, extremes and means per class or
+round would be further equations, and do not appear.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from flsv.report.for_all import NUMBERS, page_for_all
-from flsv.report.for_one import page_for_one
-from flsv.report.reading import open_run, over_seeds
-from flsv.report.shares import Budget, shares_file, shares_of
+import numpy as np
+
+from flsv.report.basis import Basis, basis_shown
+from flsv.report.certainty import other_scores, other_seeds
+from flsv.report.html import Table, bars, heat, render
+from flsv.report.reading import Run, open_run, over_seeds
+from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
+from flsv.results.text import (
+    NONE,
+    WORDS,
+    by_value,
+    change,
+    ends_of,
+    known_mean,
+    number,
+    numbers,
+    titled,
+    with_intervals,
+)
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.csv_files import save_table
+from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.errors import ConfigurationError
+
+#: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
+MOST = 30
+#: Largest number of rounds in a heatmap; of more, so many are shown.
+ROUNDS = 20
+#: With fewer clients, no number computed from all of them is shown to one of them.
+FEWEST = 5
 
 
 def write_report(
@@ -34,31 +66,278 @@ def write_report(
         budget: a budget to share out by the run's values; the page shows the amounts.
 
     Returns:
-        The file. Beside the report on all clients, ``report.csv`` has each number of its first page, and ``shares.csv``
-        the shares of the budget, if there is one. Beside ``out``, ``name.html``, they are ``name.csv`` and
-        ``name_shares.csv``.
+        The file. Beside the report on all clients, ``shares.csv`` has the shares of the budget, if there is one; beside
+        ``out``, ``name.html``, it is ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; a file that is no
-            report's would be overwritten; or a budget cannot be shared out by the run's values, see
-            :func:`flsv.report.shares.basis_of`. Nothing is written then.
+        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; or a budget cannot be
+            shared out by the run's values, see :func:`flsv.report.basis.basis_of`. Nothing is written then.
     """
     run = over_seeds(open_run(path))
     who = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
+    basis = basis_shown(run) if shares is None else shares.basis
     folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-    beside = file.with_suffix(".csv")
-    if who is None and beside.is_file() and not beside.read_text().startswith(",".join(NUMBERS)):
-        raise ConfigurationError(f"out={str(out)!r}: {beside.name} beside it is not a report's. Name another file.")
-    page, numbers = page_for_all(run, shares) if who is None else (page_for_one(run, who, shares), None)
+    content = _for_all(run, basis, shares) if who is None else _for_one(run, who, basis, shares)
+    planned = f" of {run.record['rounds']}" if (run.record["rounds"] or -1) > 0 else ""
+    state = f"{run.rounds} rounds" if run.ended else f"{run.rounds}{planned} rounds (not ended)"
+    page = render(
+        subtitle=f"{run.num_clients} partners, {state}, started {run.record['started'][:10]}",
+        basis=basis,
+        shares=shares,
+        brackets=basis is not None and any(end == end for end in basis.low),
+        **content,
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())
-    if numbers is not None:
-        save_table(beside, numbers)
     if shares is not None and who is None:
         save_table(shares_file(file), shares.written())
     return file
+
+
+def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
+    """Return what the page for the operator of the federation shows, of all clients by name."""
+    values = [NAN] * run.num_clients if basis is None else basis.values
+    clients = ends_of(by_value(values), MOST)
+    names, found = [run.label(client) for client in clients], findings(run)
+    return {
+        "title": "Who contributed what",
+        "heading": f"Shares of {shares.title}" if shares else "What each contributed",
+        "values": None if basis is None else _values(basis, clients, names, shares, found),
+        "source": "" if basis is None else f"{basis.title}; {basis.of}",
+        "missing": any(value != value for value in values),
+        "moved": {} if basis is None else _moved(run, basis, shares),
+        "front": [
+            f"The table shows {len(clients)} of {run.num_clients} partners." if len(clients) < run.num_clients else "",
+            WORDS["findings"] if any(found) else "",
+            *_learned(run, basis),
+            "With other partners or other cases the values would be different.",
+        ],
+        "appendix": {
+            "Who took part": [_clients(run, clients, names), _class_counts(run, clients, names)],
+            "All values": [
+                _rows("client", names, _values_of(run, clients, run.record["metrics"])),
+                WORDS["dash"],
+                *_classes(run, run.metrics, clients, names),
+            ],
+            "Over the rounds": _over_time(run, [*run.metrics, "weight"], clients, names),
+            "How to read the values": [_guides(run)],
+            "Settings": _settings(run),
+        },
+    }
+
+
+def _learned(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences on the model's performance, and on what it was evaluated."""
+    # That of the values, or by any metric if there is none by theirs.
+    games, judged = run.record.get("paid_in", {}), run.record["validation"]
+    same = [each for each in games.values() if basis is None or each["by"] == basis.by]
+    sentences = [f"The model's {change(game)}." for game in same[:1]]
+    if judged:
+        cases = "" if judged["rows"] is None else f"{judged['rows']:,} "
+        sentences.append(f"It was evaluated on {cases}cases that no partner trained on, {judged['of']}.")
+    return sentences
+
+
+def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
+    """Return a table of the clients' samples, rounds and scores of their own models."""
+    taken, samples = run.taken_part(), run.record["samples"]
+    columns = {
+        "samples": [str(samples[client]) for client in clients],
+        "rounds": [f"{taken[client]} of {run.rounds}" for client in clients],
+    }
+    for head, name in (("last weight", "weight"), *((f"own {titled(name)}", name) for name in OWN_SCORES)):
+        if name in run.measured:
+            final = run.final(name)
+            columns[head] = numbers([final[client] for client in clients])
+    return _rows("client", names, columns)
+
+
+def _settings(run: Run) -> list[str | Table | None]:
+    """Return the run's settings, its command and hashes, by which it can be repeated."""
+    config = run.folder / "config.yaml"
+    hashes = {"the server" if who == "server" else run.label(int(who)): of for who, of in run.record["hashes"].items()}
+    return [
+        f"To repeat the run: flsv fit --config {shlex.quote(str(config))}" if config.is_file() else "",
+        _texts({**run.record["settings"], **_packages(run), **_logged(run)}),
+        "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
+        _texts(hashes),
+    ]
+
+
+def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
+    """Return what the page for one client shows."""
+    others = [metric for metric in run.metrics if basis is None or metric != basis.key]
+    shown = {metric: cells[0] for metric, cells in _values_of(run, [client], others).items()}
+    rows = [[metric, cell, _mean(run, run.final(metric))] for metric, cell in shown.items()]
+    finding, public = findings(run, "another participant")[client], _public(run, [0.0] * run.num_clients)
+    why = "this run has not ended" if not run.ended else f"this run has {run.num_clients} participants"
+    return {
+        "title": f"Contribution of {run.label(client)}",
+        "heading": f"Your share of {shares.title}" if shares else "What you contributed",
+        "values": None if basis is None else _own(run, client, basis, shares),
+        # No seeds: from the federation's, the others' parts of the data follow.
+        "source": "" if basis is None else basis.title,
+        "missing": basis is not None and basis.values[client] != basis.values[client],
+        "moved": {},
+        "front": [
+            _part(run, client, finding),
+            WORDS["findings"] if finding else "",
+            _class_counts(run, [client], ["samples"]),
+        ],
+        "appendix": {
+            "Other measurements": [Table(["", "your value", "mean of all"], rows) if rows else ""],
+            "Over the rounds": _over_time(run, run.metrics, [client], ["you"]),
+            # Columns that are not classes may be other clients.
+            "Class by class": _classes(run, filter(run.columns_are_classes, run.metrics), [client], ["you"]),
+            "How to read the values": [_guides(run)],
+            "What this page tells": [
+                WORDS["public"] if public else WORDS["private"].format(FEWEST, why),
+                WORDS["share_tells"] if shares and not public else "",
+                WORDS["own_tells"],
+            ],
+            "The run": [_own_settings(run, client, public)],
+        },
+    }
+
+
+def _part(run: Run, client: int, finding: str) -> Table | None:
+    """Return a table of one client's rounds and samples, and of what was found in its updates."""
+    samples, taken = run.record["samples"], run.taken_part()[client]
+    part = {"rounds with your update": f"{taken} of {run.rounds}", "your training samples": str(samples[client])}
+    if _public(run, samples):
+        part["of all training samples"] = f"{100 * samples[client] / max(sum(samples), 1):.0f} %"
+    return _texts(part | ({"finding": finding} if finding else {}))
+
+
+def _own_settings(run: Run, client: int, public: bool) -> Table | None:
+    """Return a table of classes, without arguments, since these may name other clients."""
+    record, named = run.record, [name for name in run.client_names if not name.isdigit()]
+    # Names of values that a model logs may contain a client's name.
+    logged = {key: value for key, value in _logged(run).items() if public and not any(name in key for name in named)}
+    own = {"hash of your samples and labels": record["hashes"].get(str(client))}
+    metrics = {metric: run.about(metric)["class"] for metric in run.metrics}
+    return _texts({**record["algorithm"], **metrics, **logged, **_packages(run), **(own if any(own.values()) else {})})
+
+
+def _values(
+    basis: Basis, clients: Sequence[int], names: Sequence[str], shares: Shares | None, found: Sequence[str]
+) -> Table:
+    """Return the table of the first page: values with bars, shares and amounts, and findings if there are any."""
+    value, low, high = ([each[client] for client in clients] for each in (basis.values, basis.low, basis.high))
+    columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
+    columns[""] = bars(value, low, high)
+    if shares is not None:
+        columns["share"], columns["amount"] = zip(*map(shares.cells, clients))
+    if any(found):
+        columns["finding"] = [found[client] or NONE for client in clients]
+    return _rows("partner", names, columns)
+
+
+def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
+    """Return the table of one client's first page."""
+    (cell,) = with_intervals([basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to ")
+    head, row = ["", "your value", "mean of all"], [basis.title, cell, _mean(run, basis.values)]
+    if shares is not None:
+        head, row = [*head, "share", "amount"], [*row, *shares.cells(client)]
+    return Table(head, [row])
+
+
+def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
+    """Return the estimated fractions of a payment that would go to other partners, by what would be different."""
+    seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
+    by = {f"by {titled(score)}": moved for score, moved in other_scores(run, basis).items()}
+    return ({"with other seeds": seeds} if seeds == seeds else {}) | by
+
+
+def _public(run: Run, values: Sequence[float]) -> bool:
+    """Return whether a number computed from all clients' ``values`` may be shown to one: the run has ended, enough have
+    one."""
+    return run.ended and sum(value == value for value in values) >= FEWEST
+
+
+def _mean(run: Run, values: Sequence[float]) -> str:
+    """Return the mean of all clients' ``values`` as a text, or a dash if it may not be shown."""
+    # From more digits, or from several pages, others' values could be derived.
+    return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
+
+
+def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Return a table with a row per name."""
+    return Table([corner, *columns], [list(row) for row in zip(names, *columns.values())])
+
+
+def _texts(texts: Mapping[str, object]) -> Table | None:
+    """Return a table of texts with their names, None without any."""
+    return Table(["", ""], [[name, str(text)] for name, text in texts.items()], css="texts") if texts else None
+
+
+def _packages(run: Run) -> dict[str, str]:
+    return {f"package {name}": version for name, version in run.record["packages"].items()}
+
+
+def _logged(run: Run) -> dict[str, str]:
+    """Return the values that the model has logged last, such as its validation accuracy."""
+    logged = run.record.get("logged", {})
+    return {f"last {name}": number(NAN if value is None else value) for name, value in logged.items()}
+
+
+def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
+    """Format the values of some clients as ``{metric: cells}``, with intervals if they have any."""
+    found = {}
+    for metric in metrics:
+        values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
+        found[metric] = with_intervals(values, low, high, between=" to ")
+    return found
+
+
+def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
+    """Return a heatmap of clients' samples of each class, None if these are not known."""
+    counts, classes = run.record["class_counts"], run.record["classes"]
+    if not counts or not classes:
+        return None
+    return heat(names, classes, [counts[client] for client in clients], "", "Training samples of each class")
+
+
+def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
+    """Return heatmaps of the metrics' values after up to :data:`ROUNDS` rounds, the last among them."""
+    places = range(len(run.round_numbers))[:: -len(run.round_numbers) // ROUNDS or -1][::-1]
+    of = ", one of the runs" if run.seeds > 1 else ""
+    found = []
+    for metric in metrics if run.rounds > 1 else ():
+        history = run.history(metric)[list(clients)].iloc[list(places)]
+        if history.notna().any(axis=None):
+            rounds = [str(index + 1) for index in history.index]
+            found.append(heat(names, rounds, history.to_numpy(dtype=float).T.tolist(), "round", f"{metric}{of}"))
+    return found
+
+
+def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
+    """Return a heatmap of the last values of some clients for each metric with several columns."""
+    found = []
+    for metric in metrics:
+        columns, of_classes = run.columns(metric), run.columns_are_classes(metric)
+        titles = [run.column_name(metric, column) for column in columns]
+        if columns == [*map(str, range(run.num_clients))] and not of_classes:
+            titles = [run.label(client) for client in range(run.num_clients)]
+        if len(columns) > 1:
+            values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
+            found.append(heat(names, titles, values.tolist(), "", f"{metric} by {'class' if of_classes else 'column'}"))
+    return found
+
+
+def _guides(run: Run) -> Table | None:
+    """Return a table on how to read the metrics: what each is, its unit, sign, needs, cost and limits; equal texts
+    appear once."""
+    of: dict[tuple[str, str], list[str]] = {}
+    for metric in run.metrics:
+        about = run.about(metric)
+        limits = [("limits", text) for text in WORDS["caveats"].get(about["class"], ())]
+        for key in [("what it is", about["about"]), *about["guide"].items(), *limits]:
+            of.setdefault(key, []).append(metric)
+    rows = [[head, ", ".join(metrics), text] for (head, text), metrics in of.items() if text]
+    return Table(["", "metric", ""], rows, css="texts") if rows else None

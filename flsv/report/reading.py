@@ -18,7 +18,7 @@ from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy, with_ends
-from flsv.results.text import joined, known_mean, shares_in
+from flsv.results.text import known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError
@@ -137,10 +137,6 @@ class Run:
             return [NAN] * self.num_clients, [NAN] * self.num_clients
         return with_ends(self.table, metric, self.num_clients)[1:]
 
-    def brackets(self, metric: str) -> bool:
-        """Return whether any client's value by a metric has an interval."""
-        return any(end == end for end in self.ends(metric)[0])
-
     @property
     def runs(self) -> Sequence[Run]:
         """Return the runs over which the values are averaged: this run alone or, in a :class:`RepeatedRun`, all runs of
@@ -151,15 +147,6 @@ class Run:
     def seeds(self) -> int:
         """Return the number of runs with different seeds over which the values are averaged."""
         return len(self.runs)
-
-    @property
-    def source(self) -> str:
-        """Return a text that says which runs the values are from."""
-        return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs with a seed each"
-
-    def labels(self, clients: Sequence[int]) -> str:
-        """Return the names of these clients, joined as in a sentence."""
-        return joined(self.label(client) for client in clients)
 
     def taken_part(self) -> list[int]:
         """Return for each client the number of rounds in which its update was aggregated."""

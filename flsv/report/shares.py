@@ -13,7 +13,7 @@ from pandas import DataFrame
 from flsv.functional.allocation import allocate
 from flsv.report.basis import Basis, basis_of
 from flsv.report.reading import Run
-from flsv.results.text import NONE, WORDS, joined, percent
+from flsv.results.text import NONE, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Positive, checked
@@ -133,14 +133,14 @@ class Shares:
 def shares_of(run: Run, budget: Budget) -> Shares:
     """Share a budget out by a run's values; raise if they are not suitable, see :func:`basis_of`."""
     basis = basis_of(run, budget.by)
-    if basis.judged and not budget.judged_by_partners:
+    if "judged" in basis.against and not budget.judged_by_partners:
         raise ConfigurationError(
-            f"{basis.title}: {WORDS['judged']} To share a budget out among partners who trust each other, add "
+            f"{basis.title}: {basis.against['judged']} To share a budget out among partners who trust each other, add "
             "--judged-by-partners (in Python: Budget(..., judged_by_partners=True))."
         )
     values = torch.tensor(basis.values, dtype=torch.float64)
     if budget.rule == "refuse" and (values < 0).any():
-        below = run.labels((values < 0).nonzero().flatten().tolist())
+        below = joined(map(run.label, (values < 0).nonzero().flatten().tolist()))
         raise ConfigurationError(f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax.")
     shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
     table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})
@@ -151,9 +151,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         rounded = [round(share * budget.amount, budget.decimals) for share in moved]
         table[end], table[f"share_{end}"] = ends, moved
         table[f"amount_{end}"] = beyond(rounded, table["amount"])
-    table = table.assign(
-        currency=budget.currency, finding=findings(run), by=basis.title, of=_of(basis), rule=budget.rule
-    )
+    table = table.assign(currency=budget.currency, finding=findings(run), by=basis.title, of=basis.of, rule=budget.rule)
     return Shares(budget, basis, table[[*HEADER]])
 
 
@@ -170,19 +168,15 @@ def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) ->
         return 0.0
 
 
-def _of(basis: Basis) -> str:
-    return ", ".join(filter(None, (basis.coalitions, basis.of)))
-
-
-def findings(run: Run) -> list[str]:
-    """Return for each client a text on the copies and outliers among its updates, ``[n]``; "" if there are none."""
+def findings(run: Run, others: str = "") -> list[str]:
+    """Return for each client a text on the copies and outliers among its updates, ``[n]``; "" if there are none. It
+    names the other clients with a copy, or has ``others`` for their names."""
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:
-            others = joined(run.label(other) for other in group if other != client) if len(group) > 1 else ""
-            found[client].append(
-                f"almost the same updates as {others}" if others else "sent the model's last step back"
-            )
+            names = others or joined(run.label(other) for other in group if other != client)
+            text = f"almost the same updates as {names}" if len(group) > 1 else "sent the model's last step back"
+            found[client].append(text)
     for client, (times, of) in run.named.items():
         found[client].append(f"not finite or far too large in {times} of {of} rounds")
     return ["; ".join(each) for each in found]

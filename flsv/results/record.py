@@ -109,7 +109,7 @@ def record_head(
             "python": platform.python_version(),
         },
         "module": type(module).__name__,
-        "algorithm": {role: type(made).__name__ for role, made in algorithm.items()},
+        "algorithm": {role: type(made).__name__ for role, made in algorithm.items() if made is not None},
         "metrics": {name: _described(metric) for name, metric in metrics.items()},
     }
 

@@ -157,26 +157,14 @@ _CELLS: Mapping[str, Cell] = {
 }
 _HEADER = csv_text([list(SCHEMA)])
 #: The columns that identify a value: no two rows agree in all of them.
-_KEY = ("round", "metric", "client", "class")
+_KEY = ["round", "metric", "client", "class"]
 
 
 def read_contributions(path: Path) -> DataFrame:
-    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short."""
-    rows: dict[tuple[Any, ...], Sequence[Any]] = {}
-    lines: dict[tuple[Any, ...], list[int]] = {}
-    for line, row in read_rows(path, _CELLS):
-        of = tuple(row[name] for name in _KEY)
-        rows[of] = [*row.values()]
-        lines.setdefault(of, []).append(line)
-    if doubles := {of: places for of, places in lines.items() if len(places) > 1}:
-        (index, metric, client, column), places = next(iter(doubles.items()))
-        where = f"round {index}, {metric} of client {client}{f', class {column}' if column else ''}"
-        warnings.warn(
-            f"{path} has {len(doubles)} values more than once, the first in lines {' and '.join(map(str, places))} "
-            f"({where}): of each, the last line is read.",
-            stacklevel=2,
-        )
-    return frame(rows.values())
+    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short. Of equal keys,
+    which a resumed run of version 1.1 has written, the last line counts."""
+    table = frame([*row.values()] for _, row in read_rows(path, _CELLS))
+    return table.drop_duplicates(_KEY, keep="last", ignore_index=True)
 
 
 def _read(path: Path) -> list[Row]:

@@ -11,45 +11,34 @@ of its own.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
-from torchmetrics import Metric
 
 from flsv.core.artifacts import client_folders
-from flsv.results.curves import MOST_PER_CLASS, Point, class_part, in_one_place, points_of, tag_of
+from flsv.results.curves import Point, in_one_place, points_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
-from flsv.results.terminal import client_columns
-from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.charts import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
 FIRST = "Contributions/"
 #: Largest number of clients that each get a TensorBoard run of their own.
 MOST_RUNS = 30
-#: Largest number of columns of a table beside the clients' names.
-WIDEST = 5
 #: Seconds after which a client's curves are written to the disk.
 FLUSH = 10
 #: Loggers of services that accept pictures.
 OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
-#: A chart of Custom Scalars, as :meth:`torch.utils.tensorboard.SummaryWriter.add_custom_scalars` takes it.
-Chart = list[Any]
 
 
 class TensorBoard(Sink):
@@ -58,34 +47,23 @@ class TensorBoard(Sink):
     def __init__(
         self,
         logger: TensorBoardLogger,
-        trainer: L.Trainer,
-        metrics: Mapping[str, Metric],
+        metrics: Collection[str],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
         per_class: Sequence[str],
-        evaluated: bool = False,
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
-        self._folder, self._trainer, self._metrics = Path(logger.log_dir), trainer, metrics
+        self._folder, self._metrics, self._per_class = Path(logger.log_dir), metrics, per_class
         self._client_names, self._class_names = client_names, class_names
-        self._per_class, self._evaluated = per_class, evaluated
         self._by_client = len(client_names) <= MOST_RUNS
-        self._labels = client_labels(len(client_names), client_names)
-        self._folders = client_folders(self._labels)
+        self._folders = client_folders(client_labels(len(client_names), client_names))
         self._writers: dict[int, SummaryWriter] = {}
-        self._chosen: Mapping[str, str | int | float] = {}
-        self._first_round, self._in_table = 0, False
+        self._first_round = 0
 
-    def begin(
-        self,
-        first_round: int,
-        settings: Mapping[str, Any],
-        chosen: Mapping[str, str | int | float],
-        partition: Callable[[], Figure],
-    ) -> None:
+    def begin(self, first_round: int, settings: Mapping[str, Any], partition: Callable[[], Figure]) -> None:
         """Write what is known before the first round, and declare invalid what an earlier process wrote of later
         ones."""
-        self._first_round, self._chosen = first_round, chosen
+        self._first_round = first_round
         if first_round:
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
             kept = _over_batches(self._folder, first_round)
@@ -98,9 +76,9 @@ class TensorBoard(Sink):
                 for _, event in events:
                     self._writer._get_file_writer().add_event(event, event.step, event.wall_time)
             self.begin_round(first_round)
-        self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
-        # A resumed run may write into another folder; in the same folder the last layout is used.
-        self._writer.add_custom_scalars(self._charts())
+        plain = {name: of if isinstance(of, str | int | float) else str(of) for name, of in settings.items()}
+        for summary in hparams(plain, {}):
+            self._writer._get_file_writer().add_summary(summary)
         if first_round == 0:
             self._draw("data/partition", partition, 0)
 
@@ -121,8 +99,6 @@ class TensorBoard(Sink):
             own |= in_one_place(points, names)
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
         _add(self._writer, own, index)
-        if not self._in_table and (logged := accuracies(self._logged())):
-            self._write_hyperparameters(logged)
         for name, draw in result.pictures.items() if result.drawn else ():
             self._draw(f"{FIRST}{name}", draw, index)
 
@@ -131,16 +107,6 @@ class TensorBoard(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
-        """Write a table of the clients to the Text tab and, unless :meth:`write` has done it, the run's settings and
-        the names of its results to the HParams tab."""
-        if not self._in_table:
-            self._write_hyperparameters(accuracies(self._logged()))
-        columns = client_columns(result, len(self._labels))
-        # TensorBoard breaks words in a wide table, so that there are several below each other.
-        heads = list(columns)
-        parts = [heads[place : place + WIDEST] for place in range(0, len(heads), WIDEST)]
-        tables = [text_table({"client": self._labels, **{head: columns[head] for head in part}}) for part in parts]
-        self._writer.add_text("contributions", "\n\n".join(tables), result.round_index)
         self.flush()
 
     def flush(self) -> None:
@@ -171,55 +137,6 @@ class TensorBoard(Sink):
     def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         with drawing(tag):
             self._writer.add_figure(tag, draw(), step)
-
-    def _logged(self) -> list[str]:
-        """Return the names of the values that the module itself has logged so far."""
-        ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
-        return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
-
-    def _write_hyperparameters(self, logged: Sequence[str]) -> None:
-        results = [MetricInfo(name=MetricName(tag=tag)) for tag in logged]
-        # TensorBoard ticks the first five.
-        for name in self._metrics if self._by_client else ():
-            for label, folder in zip(self._labels, self._folders):
-                value = MetricName(group=folder, tag=self._tag(name))  # the client's run, below this one
-                results.append(MetricInfo(name=value, display_name=f"{name} {label}"))
-        if self._evaluated:
-            tags = ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
-            tags += [f"{tag_of(name)}/mean" for name in OWN_SCORES[1:]]
-            results += [MetricInfo(name=MetricName(tag=tag)) for tag in tags]
-        experiment, *session = hparams(dict(self._chosen), {})
-        plugin = experiment.value[0].metadata.plugin_data
-        content = HParamsPluginData.FromString(plugin.content)
-        content.experiment.metric_infos.extend(results)
-        plugin.content = content.SerializeToString()
-        for summary in (experiment, *session):
-            self._writer._get_file_writer().add_summary(summary)
-        self._in_table = True
-
-    def _charts(self) -> dict[str, dict[str, Chart]]:
-        """Return the layout of the run's charts in Custom Scalars: for all clients, and per class."""
-        end = "$" if self._by_client else "/client_[^/]+$"
-        more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
-        tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
-        charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
-        for name in self._per_class:
-            charts |= self._charts_of_classes(name, end)
-        return charts
-
-    def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Return the layout of the charts of metric ``name``'s values per class, whose tags end with ``end``; empty if
-        these values are not written as curves."""
-        classes = list(self._class_names or ())
-        few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
-        if not few or not getattr(self._metrics[name], "per_class", False):
-            return {}
-        titles = [f"class {each}" if str(each).isdigit() else str(each) for each in classes]
-        tags = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
-        charts = {title: _lines(tag) for title, tag in zip(titles, tags)}
-        if self._by_client:
-            charts["all classes: choose a client on the left"] = _lines(re.escape(f"{name}/class_") + "[^/]*$")
-        return {f"{name} by class": charts}
 
 
 class Trackers(Sink):
@@ -291,43 +208,7 @@ def _wait_past(folder: Path) -> None:
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
 
-def _lines(tag: str) -> Chart:
-    return ["Multiline", [f"^{tag}"]]
-
-
 def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
     if scalars:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         writer._get_file_writer().add_summary(Summary(value=values), step)
-
-
-def accuracies(logged: Iterable[str]) -> list[str]:
-    """Return the names of scores (accuracy, F1, AUROC, R2), else of losses and errors, but for those of training.
-
-    Example:
-        >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
-        ['val_acc', 'val_f1']
-        >>> accuracies(["train_loss", "val_loss"])
-        ['val_loss']
-    """
-    names = [name for name in logged if not name.startswith("train")]
-    good = [name for name in names if any(word in name.lower() for word in ("acc", "f1", "auroc", "auc", "r2"))]
-    return good or [name for name in names if "loss" in name.lower() or "error" in name.lower()]
-
-
-def text_table(columns: Mapping[str, Iterable[object]]) -> str:
-    """Return columns as a table in Markdown, with special characters escaped.
-
-    Example:
-        >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))
-        | client | weight |
-        | --- | --- |
-        | a\\|b | 0.5 |
-    """
-    cells = [columns, ["---"] * len(columns), *zip(*columns.values())]
-    return "\n".join(f"| {' | '.join(_plain(str(cell)) for cell in row)} |" for row in cells)
-
-
-def _plain(text: str) -> str:
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)

@@ -7,7 +7,6 @@ are never cut. Into a pipe or a file tables are printed at full width.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -18,11 +17,7 @@ from typing import Any
 
 import lightning as L
 import pandas
-from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.callbacks.progress.rich_progress import CustomTimeColumn, ProcessingSpeedColumn
 from pandas import DataFrame
-from rich.progress import BarColumn
-from rich.table import Column
 
 from flsv.functional.intervals import BRACKETS
 from flsv.results.folder import where_results_are
@@ -30,19 +25,16 @@ from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part, with_ends
 from flsv.results.text import (
     WORDS,
-    beside,
     by_value,
     change,
     ends_of,
+    is_small_gain,
     numbers,
-    paid,
-    ranking,
-    small_gain,
-    titled,
+    percent,
+    shares_in,
     with_intervals,
 )
-from flsv.scores.class_scores import OWN_SCORES
-from flsv.utilities.charts import client_labels, shortened_name
+from flsv.utilities.charts import shortened_name
 
 #: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
 MOST = 20
@@ -65,24 +57,22 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
-    for line in _sentences(result, client_labels(count, client_names)):
+    for line in _sentences(result, count):
         print(_filled(line))
     for line in where:
         print(line)
 
 
-def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
-    """Return lines on the clients' ranking, on the change in the model's performance, and on the values that it
-    logged."""
+def _sentences(result: RunResult, clients: int) -> list[str]:
+    """Return lines on the values, on the change in the model's performance, and on the values that it logged."""
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        ends = with_ends(result.table, name, len(labels))
-        lines += ranking(labels, ends, name)
+        values, low, _ = with_ends(result.table, name, clients)
         if name not in result.trained:
-            lines.append(WORDS["fitness"]["metric"])
-        elif any(end == end for end in ends[1]):
-            game = result.learning_record.get("paid_in", {}).get(name, {"by": ""})
-            lines += [BRACKETS, *small_gain(game["by"], math.fsum(value for value in ends[0] if value == value))]
+            lines.append(f"{WORDS['not_payable']} {WORDS['against']['metric']}")
+        elif any(end == end for end in low):
+            by = result.learning_record.get("paid_in", {}).get(name, {}).get("by", "")
+            lines += [BRACKETS, *([WORDS["against"]["small_gain"]] if is_small_gain(by, values) else ())]
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
@@ -107,18 +97,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
         ends = with_ends(result.table, name, clients)
         columns[name] = with_intervals(*ends)
         if name in result.to_pay_by[:1]:
-            columns["share"] = paid(ends[0])
-    return columns
-
-
-def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
-    """Return all that is known of each client as ``{column: cells}``."""
-    table = result.table
-    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients))}
-    columns |= value_table(result, result.columns, clients)
-    for name in ("weight", *OWN_SCORES):
-        if name in set(table["metric"]):
-            columns[f"own {titled(name)}" if name in OWN_SCORES else name] = numbers(last(table, name, clients))
+            columns["share"] = [*map(percent, shares_in(ends[0]))]
     return columns
 
 
@@ -154,15 +133,9 @@ def print_table(
     frame.columns.name = corner
     if rows is not None:
         frame = frame.iloc[list(rows)]
-        frame = _with_dots(frame) if MOST <= len(rows) < len(names) else frame
     print(title)
     with pandas.option_context("display.unicode.east_asian_width", True):
         print(frame.to_string(line_width=width()), end="\n\n")
-
-
-def _with_dots(frame: DataFrame) -> DataFrame:
-    dots = DataFrame("\N{HORIZONTAL ELLIPSIS}", index=["\N{HORIZONTAL ELLIPSIS}"], columns=frame.columns)
-    return pandas.concat([frame[: MOST // 2], dots, frame[MOST // 2 :]])
 
 
 def width() -> int | None:
@@ -178,21 +151,15 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
         >>> lines_of({"paid_in": {"sv": verdict, "value": verdict}})
-        ['Accuracy on the validation set rose from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
+        ['Accuracy on the validation set: from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
     """
     lines = []
     for game in record.get("paid_in", {}).values():
-        line = change(game["by"], game["start"], game["end"]) + beside(game)
+        line = change(game)
         # A name that the module logs is not changed.
         lines.append(f"{line[0].upper()}{line[1:]}." if game["by"].partition(" of ")[0] in _SCORES else f"{line}.")
     lines += record.get("coalitions", [])
     return list(dict.fromkeys(lines))
-
-
-#: Characters that Rich's bar needs beside the logged values; and the terminal's width below which it shows no times.
-_BESIDE, NARROW = 60, 100
-#: Methods of a progress bar that are replaced during a fit.
-_REPLACED = ("get_metrics", "_get_train_description", "_init_progress")
 
 
 class Terminal(Sink):
@@ -202,48 +169,15 @@ class Terminal(Sink):
         self.text: Callable[[], dict[str, str]] = dict
         self._trainer, self._bar = trainer, trainer.progress_bar_callback
         self._client_names, self._table, self._files = client_names, table, files
-        self._has_round = False
         if self._bar is None:
             return
         get_metrics = self._bar.get_metrics
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
-            text = {k: v for k, v in self.text().items() if k != "round" or not self._has_round}
-            # What the module logs comes first: if there is too little room, the end is cut.
-            return {**shown, **(text if trainer.training else {})}
+            return {**shown, **(self.text() if trainer.training else {})}
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
-        self._has_round = self._count_rounds()
-
-    def _count_rounds(self) -> bool:
-        """Make Rich's bar show the round in place of the epoch, on one line; return False for another bar."""
-        if not isinstance(self._bar, RichProgressBar):
-            return False
-        bar: Any = self._bar
-        bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
-        add_progress = bar._init_progress
-
-        def on_one_line(trainer: L.Trainer) -> None:
-            add_progress(trainer)
-            if bar.progress is None:
-                return
-            *columns, logged = bar.progress.columns
-            wide = bar.progress.console.width
-            if wide < NARROW:  # the number that a person looks for is worth more than times
-                columns = [each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)]
-                bar.progress.columns = (*columns, logged)
-            for column in columns:
-                if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
-                    column._table_column = Column(no_wrap=True)
-            logged._table_column = Column(no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20))
-
-        bar._init_progress = on_one_line
-        return True
-
-    def _round(self, index: int) -> str:
-        rounds = self._trainer.max_epochs
-        return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
 
     def show_table(self, result: RunResult) -> None:
         """Print the clients' table now, if it is wanted."""
@@ -270,8 +204,8 @@ class Terminal(Sink):
 
     def close(self, failed: bool = False) -> None:
         """Restore the bar's own methods; after a failed fit no table is printed."""
-        for name in _REPLACED if self._bar is not None else ():
-            self._bar.__dict__.pop(name, None)
+        if self._bar is not None:
+            self._bar.__dict__.pop("get_metrics", None)
         if failed:
             self._put_teardown_back()
 

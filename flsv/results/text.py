@@ -13,8 +13,6 @@ import yaml
 from flsv.utilities.display import CLIENTS
 
 NONE = "\N{EN DASH}"
-#: Largest number of clients that are named one by one.
-FEW = 3
 #: Gain below which much more of a payment went to the wrong clients in trials.
 SMALL = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
@@ -97,43 +95,6 @@ def nearest_first(classes: Mapping[str, str]) -> list[str]:
     return sorted(classes, key=lambda name: (*NEAREST, classes[name]).index(classes[name]))
 
 
-def ranking(
-    names: Sequence[str],
-    ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
-    metric: str,
-) -> list[str]:
-    """Return a sentence on who contributed most and least by ``ends [3][n]``; overlapping intervals go together.
-
-    Example:
-        >>> ends = [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]
-        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv")
-        ['By sv, Zürich or Genève contributed most, Bern least.']
-    """
-    values, low, high = ends
-    order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
-    if len({shown[i] for i in order}) < 2:
-        return [f"By {metric}, all clients contributed the same."] if len(order) > 1 else []
-    first, last = order[0], order[-1]
-    if low[first] <= high[last]:
-        return [f"By {metric}, no client contributed clearly more than another: all brackets overlap."]
-    most = [i for i in order if high[i] >= low[first] or shown[i] == shown[first]]
-    least = [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]]
-    if {*most} & {*least}:
-        return [
-            f"By {metric}, {names[first]} contributed clearly more than {names[last]}. Other brackets overlap both."
-        ]
-    both = (_not_distinguished(names, clients, shown) for clients in (most, least))
-    return ["By {}, {} contributed most, {} least.".format(metric, *both)]
-
-
-def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
-    """Return the names of clients that may all be the highest (or lowest), or their number if they are many."""
-    word = "and" if len({shown[i] for i in clients}) == 1 else "or"
-    if len(clients) <= FEW:
-        return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)
-    return f"{len(clients)} clients equally" if word == "and" else f"one of {len(clients)} clients"
-
-
 def shares_in(values: Sequence[float]) -> list[float]:
     """Divide each value by the sum of the values above 0; below 0 it is 0, NaN stays NaN.
 
@@ -145,20 +106,15 @@ def shares_in(values: Sequence[float]) -> list[float]:
     return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
 
 
-def paid(values: Sequence[float]) -> list[str]:
-    """Return the shares of :func:`shares_in` in percent."""
-    return [percent(share) for share in shares_in(values)]
-
-
-def titled(by: str, words: str = "titles") -> str:
-    """Return a performance's name (``name of class``) in the words of the section ``words`` of ``words.yaml``.
+def titled(by: str) -> str:
+    """Return a performance's name (``name of class``) in words.
 
     Example:
-        >>> titled("average_precision of yes"), titled("negative_loss", "plain")
-        ('average precision of yes', 'error')
+        >>> titled("average_precision of yes")
+        'average precision of yes'
     """
     name, of, positive = by.partition(" of ")
-    return f"{WORDS[words].get(name, name)}{of}{positive}"
+    return f"{WORDS['titles'].get(name, name)}{of}{positive}"
 
 
 def performance(by: str, value: float) -> str:
@@ -171,59 +127,32 @@ def performance(by: str, value: float) -> str:
     return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
 
 
-def change(by: str, start: float | None, end: float | None) -> str:
-    """Return a text on how a performance on the validation set has changed from ``start`` to ``end``.
+def change(game: Mapping[str, Any]) -> str:
+    """Return a text on how a performance, an entry of ``paid_in`` in ``run.json``, has changed over the run.
 
     Example:
-        >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
-        ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
+        >>> change({"by": "accuracy", "start": 0.1, "end": 0.9, "majority": 0.25})
+        'accuracy on the validation set: from 10.0 % to 90.0 % (the most frequent class alone: 25.0 %)'
+        >>> change({"by": "negative_loss", "start": None, "end": -0.5})
+        'loss on the validation set: from – to 0.500'
     """
-    title = titled(by)
+    by, majority = game["by"], game.get("majority")
     where = "" if by.startswith(CLIENTS) else " on the validation set"
-    first, last = (NONE if value is None else performance(by, value) for value in (start, end))
-    if start is None or end is None:
-        return f"{title}{where} is {last}"
-    rise = abs(end) - abs(start) if by == "negative_loss" else end - start
-    if not rise:
-        return f"{title}{where} stayed at {last}"
-    verb = "rose" if rise > 0 else "fell"
-    return f"{title}{where} {verb} from {first} to {last}"
+    first, last = (NONE if game[x] is None else performance(by, game[x]) for x in ("start", "end"))
+    beside = "" if majority is None else f" (the most frequent class alone: {percent(majority)})"
+    return f"{titled(by)}{where}: from {first} to {last}{beside}"
 
 
-def beside(game: Mapping[str, Any]) -> str:
-    """Return what to add to a performance: the score of the most frequent class alone; "" if it is not known."""
-    majority = game.get("majority")
-    return "" if majority is None else f" (the most frequent class alone: {percent(majority)})"
-
-
-def gain(by: str, value: float, whole: float = math.nan) -> str:
-    """Return a text on how much a client has changed a performance: by ``value`` and, if known, out of the change
-    ``whole`` by all clients together.
+def is_small_gain(by: str, values: Iterable[float]) -> bool:
+    """Return whether the score ``by`` goes from 0 to 1 and ``values``, which distribute its change, have a small sum.
 
     Example:
-        >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)
-        ('raised the accuracy by 6.14 of 83 points', "worsened the model's AUROC by 0.0100")
-    """
-    points = by.endswith("accuracy")
-    scale, verbs = (
-        (100, ("raised the", "lowered the")) if points else (1, ("improved the model's", "worsened the model's"))
-    )
-    of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
-    amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
-    return f"{verbs[value < 0]} {titled(by)} by {amount}"
-
-
-def small_gain(by: str, gain: float) -> list[str]:
-    """Return a list with the sentence on payments by values that sum to ``gain``, if that is small and the score ``by``
-    goes from 0 to 1; else an empty list.
-
-    Example:
-        >>> len(small_gain("accuracy", 0.1)), small_gain("accuracy", 0.5), small_gain("negative_loss", 0.1)
-        (1, [], [])
+        >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])
+        (True, False)
     """
     name = by.removeprefix(CLIENTS).partition(" of ")[0]
-    to_one = name in WORDS["plain"] and name != "negative_loss"
-    return [WORDS["small_gain"]] if to_one and gain < SMALL else []
+    to_one = name == "accuracy" or (name in WORDS["titles"] and name != "negative_loss")
+    return to_one and math.fsum(value for value in values if value == value) < SMALL
 
 
 def known_mean(values: Iterable[float]) -> float:

@@ -375,8 +375,9 @@ def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> 
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
     panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
-    labels = [str(client if names is None else names[client]) for client in found.clients]
+    labels = [label_text(client if names is None else names[client]) for client in found.clients]
     for axis, (title, values) in zip(figure.subplots(1, 2), panels):
-        draw_bars(axis, values.double().numpy(), labels)
+        axis.bar(range(len(labels)), values.double().numpy(), tick_label=labels, color=PALETTE[0])
+        axis.tick_params(axis="x", rotation=45)
         axis.set_title(title)
     return figure

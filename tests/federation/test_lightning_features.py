@@ -231,9 +231,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
     assert [float(share) for share in re.findall(r"([\d.]+) %", said)[:3]] == pytest.approx(100 * shares, abs=0.051)
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
-    most, least = int(values.argmax()), int(values.argmin())
-    assert f"By sv, client {most} contributed most, client {least} least." in said
-    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ % \(", said)
+    assert re.search(r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(", said)
     assert "Not suitable as a basis for payment" in said
     assert "other seeds give other values" in said
     lines = [line for line in said.splitlines() if "flsv re" in line][-3:]

@@ -1,74 +1,218 @@
-"""What stands in the report of all."""
+"""The page of all clients: one set of values, all that speaks against relying on it, and nothing that is not known."""
 
 import html
+import itertools
+import json
+import math
 import re
+import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas
 import pytest
 
-from flsv.report import drawing, write_report
-from flsv.results.text import NONE, number
+import flsv.metrics
+from flsv.benchmark import federation, names, truth_table
+from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.report import Budget, open_run, write_report
+from flsv.report.basis import basis_shown
+from flsv.report.certainty import moved, moved_by_seeds
+from flsv.report.html import bars
+from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
-from helpers.runs import NAMES, made_value, make_run
+from helpers.runs import NAMES, at_fault, copying, made_value, make_game, make_run, repeated, retold
 
+RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
+TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
+SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
+VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
+#: What only those who measure understand.
+FOREIGN = ("nats", "2^", "U(C)", "coalition", "Shapley", "hyperparameter", "class 0", "negative_loss", "NaN")
 
 
-def text(folder: Path) -> str:
-    return text_of(write_report(folder))
+def retrained(
+    folder: Path, by: str = "accuracy", seeds: str = "0 1 2", majority: float = 0.2, trainings: str = "all"
+) -> Path:
+    """Values by retraining that differ from the run's in their order."""
+    values, shares = [0.1, 0.3, 0.05, 0.15], [1 / 6, 0.5, 1 / 12, 0.25]
+    others = [[0.16, 0.17, 0.17], [0.52, 0.49, 0.49], [0.08, 0.09, 0.08], [0.24, 0.25, 0.26]]
+    head, rows = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS], []
+    for i, (value, share) in enumerate(zip(values, shares)):
+        loss = [0.25, 0.4, 0.1, 0.25][i]
+        cells = [i, f"client {i}", by, value, value - 0.02, value + 0.02, share, majority, seeds, 3, trainings]
+        rows.append(",".join(map(str, [*cells, share, loss, *others[i]])))
+    (folder / "retrained.csv").write_text(",".join(head) + "\n" + "\n".join(rows) + "\n")
+    return folder
 
 
-def test_report_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> None:
-    page = text(make_run(tmp_path))
+def as_shadow(folder: Path, *coalitions: str, **told: Any) -> Path:
+    """The run, with ``sv`` as values of trained coalitions."""
+    metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
+    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley", **told}})
+    lines = [f"0,{each},1,0.5\n" for each in coalitions]
+    (folder / "coalitions.csv").write_text("# {}\nseed,coalition,round,accuracy\n" + "".join(lines))
+    return folder
+
+
+def front_of(folder: Path, **options: Any) -> str:
+    return text_of(write_report(folder, **options)).partition("\nAppendix\n")[0]
+
+
+def test_everything_that_speaks_against_payment_is_listed_and_nothing_else(tmp_path: Path) -> None:
+    def made(name: str, values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02), **told: Any) -> Path:
+        return make_game(tmp_path / name, {"sv": [*values]}, **told)
+
+    gone = made("unfinished")
+    record = json.loads((gone / "run.json").read_text())
+    (gone / "run.json").write_text(json.dumps({name: of for name, of in record.items() if name != "ended"}))
+    cases = {
+        made("metric"): {"metric"},
+        gone: {"metric", "unfinished"},
+        made("rounds", of_rounds="NVFlare"): {"metric", "rounds"},
+        make_run(tmp_path / "cssv"): {"unsuitable"},
+        as_shadow(made("alone"), "0", "1", "2"): {"ranking", "one_seed"},
+        as_shadow(made("pairs"), "0", "0+1"): {"one_seed"},
+        as_shadow(made("judged"), "0+1", judges="clients"): {"one_seed", "judged"},
+        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01)), "0+1"): {"one_seed", "small_gain"},
+        retrained(made("retrained")): set(),
+        retrained(made("seed"), seeds="5"): {"one_seed"},
+        retrained(made("partners"), by="clients' accuracy"): {"judged"},
+        retrained(made("majority"), majority=0.82): {"one_class"},
+        retrained(made("singles"), trainings="singles"): {"ranking"},
+    }
+    for folder, expected in cases.items():
+        basis = basis_shown(open_run(folder))
+        assert basis is not None
+        assert set(basis.against) == expected, folder
+        for client in (None, 1):
+            text = text_of(write_report(folder, client))
+            assert all(each in text for each in basis.against.values())
+            assert ("Suitable as a basis for payment" in text) == (not expected)
+    assert "82.0 % of the validation set is one class" in front_of(tmp_path / "majority")
+
+
+def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path) -> None:
+    folder = retrained(make_game(tmp_path, VALUES))
+    for budget in (None, Budget(1000.0)):
+        front = front_of(folder, budget=budget)
+        assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == ["Lyon", "Oslo", "Boston", "Graz"]
+        assert "go to other partners with other seeds: 2.9 %, by loss: 10.0 %." in front
+    one = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
+    assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one
+    assert "other seeds:" not in one  # it would tell of the others' values
+
+
+def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
+    run = repeated(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05])
+    front = front_of(run)
+    assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
+    assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
+    assert BRACKETS in front
+    assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
+    (tmp_path / "runs.csv").unlink()
+    assert WORDS["no_brackets"] in front_of(run).replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", ["game", "loss", "cssv", "found"])
+def test_first_page_has_no_jargon_and_no_sentence_twice(kind: str, tmp_path: Path) -> None:
+    if kind == "cssv":
+        make_run(tmp_path)
+    elif kind == "found":
+        found = {"events": [at_fault(1, 1, 3), *copying(2, 3)], "logged": {"val_accuracy": 0.72}}
+        make_game(tmp_path, {"sv": VALUES["sv"], "loo": VALUES["sv"][::-1]}, **found)
+    else:
+        by = "negative_loss" if kind == "loss" else "accuracy"
+        make_game(tmp_path, VALUES, start=-0.7 if kind == "loss" else 0.25, by=by)
+    whole = text_of(write_report(tmp_path, budget=Budget(10_000.0, "cssv" if kind == "cssv" else "sv")))
+    assert not [word for word in FOREIGN if word in whole.partition("\nAppendix\n")[0]]
+    parts = [part for line in whole.splitlines() for part in (line.split("|") if line.startswith("|") else [line])]
+    sentences = [each.strip(" -*>#") for part in parts for each in re.split(r"(?<=[.!?])\s+", part)]
+    long = Counter(each for each in sentences if len(re.findall(r"[A-Za-z]{2,}", each)) >= 5)
+    assert not [sentence for sentence, times in long.items() if times > 1]
+
+
+def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> None:
+    page = text_of(write_report(make_run(tmp_path)))
     for client in range(4):
         assert NAMES[client] in page
         assert number(made_value(client, 0, 4)) in page or f"{made_value(client, 0, 4):.3f}" in page
         assert f"{client:02d}" * 8 in page  # its hash
-    parts = ("Class by class", "Over the rounds", "class 2", "4402", "0.875", "77123", "cosine")
-    assert not [part for part in (*parts, "more is better") if part not in page]
+    parts = ("cssv by class", "Over the rounds", "class 2", "4402", "0.875", "77123", "cosine", "more is better")
+    assert not [part for part in parts if part not in page]
 
 
-def test_whiskers_reach_from_a_value_to_the_ends_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(drawing, "draw_bars", lambda axis, values, names, **options: seen.update(options))
-    drawing.bars(["Boston", "Lyon"], [0.5, 1.0], [[0.25, NAN], [1.25, NAN]])
-    assert seen["errors"][:, 0].tolist() == [0.25, 0.75]
-    assert np.isnan(seen["errors"][:, 1]).all()
+def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
+    one, loss, none = bars([0.5, -0.5, NAN], [0.25, NAN, NAN], [1.5, NAN, NAN])  # the scale is from -0.5 to 1.5
+    assert "var(--ink) 37.5% 100.0%" in one.style
+    assert ") 25.0% 50.0%, transparent" in one.style
+    assert ") 0.0% 25.0%, transparent" in loss.style
+    assert "--ink" not in loss.style
+    assert none == (NONE, "", "")
 
 
-def test_report_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
+def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
     assert not re.search(fetched, page)
     assert all(html.escape(name) in page for name in NASTY)
-
-
-def test_charts_have_titles_and_descriptions_and_are_reproducible(tmp_path: Path) -> None:
-    page = write_report(make_run(tmp_path)).read_text(encoding="utf-8")
-    charts = re.findall(r"<svg.*?</svg>", page)
-    assert len(charts) == 4  # bars on page one and in the appendix, and two histories
-    head = r'<svg class="chart" role="img" viewBox="[\d. ]+">\s*<title>[^<]+</title><desc>[^<]+</desc>'
-    for chart in charts:
-        assert re.match(head, chart)
-        assert "Boston" in re.findall("<desc>(.*?)</desc>", chart)[0]
-        assert "#000000" not in chart  # black is the page's ink, which is white on a dark screen
-        assert not re.search(r"metadata|<style|clip-path| id=\"(figure|axes|patch)|20\d\d-\d\d", chart)
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
 def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
-    assert "The training has not finished" in text(make_run(tmp_path / "killed", ended=False, rounds=2))
-    assert "0 rounds" in text(make_run(tmp_path / "early", ended=False, rounds=0))
+    assert "2 of 2 rounds (not ended)" in front_of(make_run(tmp_path / "killed", ended=False, rounds=2))
+    assert "0 rounds" in front_of(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
 def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
     (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
-    page = text(folder)
-    assert f"| Lyon | {NONE} |" in page
-    assert "No value, which is not the same as a value of 0: Lyon." in page
-    assert "A dash means that the client was never drawn" in page
+    front = front_of(folder)
+    assert f"| Lyon | {NONE} |" in front
+    assert WORDS["dash"] in front
+
+
+def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:
+    path = make_run(tmp_path) / "contributions.csv"
+    rows = (line.split(",") for line in path.read_text().splitlines())
+    ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
+    path.write_text("\n".join(ends) + "\n")
+    text = text_of(write_report(tmp_path))
+    assert "[" not in text.partition("\nAppendix\n")[0]  # brackets hold the mean over many seeds, and these do not
+    assert BRACKETS not in text
+
+
+def test_limits_are_named_for_every_metric() -> None:
+    assert not {*flsv.metrics.__all__} - {"ContributionMetric"} - WORDS["caveats"].keys()
+
+
+def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:
+    """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
+    told, real = [], []
+    for name in names():
+        values = truth_table(federation(name)).values
+        if len(values) < 4 or values.isnan().any():
+            continue
+        shares = [shares_in(row) for row in values.tolist()]
+        pairs = list(itertools.combinations(range(len(values)), 2))
+        paid = {pair: shares_in(values[list(pair)].mean(0).tolist()) for pair in pairs}
+        told.append(statistics.fmean(moved_by_seeds([shares[a], shares[b]]) for a, b in pairs))
+        apart = [(a, b) for a, b in itertools.combinations(pairs, 2) if not {*a} & {*b}]
+        real.append(statistics.fmean(moved(paid[a], paid[b]) for a, b in apart))
+    assert len(told) > 20
+    assert statistics.fmean(told) == pytest.approx(statistics.fmean(real), rel=0.1)
+    assert statistics.correlation(told, real) > 0.95
+    assert math.isnan(moved_by_seeds([[0.5, 0.5]]))
+
+
+def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
+    table = pandas.read_csv(TABLE)
+    table = table[table["way"] == "alone, predicted"]
+    drawn, few = table["federation"].str.contains("_of_"), table["clients"] <= 7
+    means = [table[rows]["misallocated_percent"].mean() for rows in (drawn, ~drawn & few, ~drawn & ~few)]
+    assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in WORDS["against"]["one_seed"]
+    assert f"up to {table['clients'].max()} clients" in WORDS["against"]["one_seed"]

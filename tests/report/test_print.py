@@ -19,7 +19,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(
 )
 #: Width in pixels, and whether the rules for print hold: 680 is what is left of 210 mm between margins of 15.
 LOOKS = {"screen": (1400, False), "telephone": (400, False), "paper": (680, True)}
-#: Elements of which something lies outside of the page, or of what scrolls; and charts that have lost their captions.
+#: Elements of which something lies outside of the page, or of what scrolls.
 SEARCH = """
 <pre id=found></pre><script>
 onload = event => {
@@ -32,11 +32,6 @@ onload = event => {
       if (box.right > width + 1 || box.left < -1) note('beyond', each);
       if (each.scrollWidth > each.clientWidth + 1 && each.clientWidth && getComputedStyle(each).overflowX != 'visible')
         note('scrolls', each);
-    }
-    for (const each of page.querySelectorAll('svg text')) {
-      const box = each.getBoundingClientRect(), chart = each.closest('svg').getBoundingClientRect();
-      if (box.left < chart.left - 2 || box.right > chart.right + 2 || box.bottom > chart.bottom + 2)
-        note('cut by its chart', each);
     }
     if (!page.querySelector('section')) note('empty', page.body);
   }

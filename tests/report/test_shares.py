@@ -18,6 +18,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_of
 from flsv.report.shares import shares_of
+from flsv.results.text import NONE, WORDS
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -50,6 +51,10 @@ def part(fitted: Path, folder: Path, *metrics: str, **told: Any) -> Path:
     return folder
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "shares.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -70,16 +75,17 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
     assert main(command) == 0  # the only metric to pay by is taken
     found, expected = rows(folder), shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR"))
     assert [float(row["amount"]) for row in found] == expected.table["amount"].tolist()
-    assert {row["of"] for row in found} == {f"seed 3, 2 of 2 rounds, run of {open_run(folder).record['started'][:10]}"}
+    assert {row["of"] for row in found} == {"seed 3, 2 of 2 rounds"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of(folder / "report.html")
-    assert all(said in text for said in ("Shares of 1,000.01 EUR", "metric sv; seed 3, 2 of 2 rounds", *shown))
+    assert all(
+        said in text for said in ("Shares of 1,000.01 EUR", "Source of the values: sv; seed 3, 2 of 2 rounds", *shown)
+    )
     assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
     own = text_of(folder / "clients" / "1" / "report.html")
     assert [amount in own for amount in shown] == [False, True, False]
-    assert all(said in own for said in ("Your share of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds"))
-    assert "The only exception is your share of the budget, from which the sum of the others' values follows" in own
+    assert "Your share of 1,000.01 EUR" in own
     assert not list((folder / "clients").rglob("shares.csv"))
 
 
@@ -106,7 +112,7 @@ def test_shares_by_a_metric_unsuitable_for_payment_carry_a_warning(fitted: Path,
     folder = part(fitted, tmp_path / "run", "cssv")
     for client in (None, 1):
         said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
-        assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in said
+        assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in flat(said)
 
 
 def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false() -> None:
@@ -124,15 +130,16 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted: Path, t
     folder = part(fitted, tmp_path / "run", "cssv")
     lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
-    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY")))
-    assert "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds, run of " in text
-    assert "| client 0 | 0.300 [0.200 to 0.400] | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
-    assert "No value, which is not the same as a value of 0, and therefore no share: client 2." in text
+    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace("|  |", "| |")
+    assert "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds." in text
+    assert "| client 0 | 0.300 [0.200 to 0.400] | | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
+    assert f"| client 2 | {NONE} | {NONE} | {NONE} | {NONE} |" in text
+    assert WORDS["dash"] in text
     assert [row["amount"] for row in rows(folder)] == ["75", "25", ""]
     assert [row["share"] for row in rows(folder)] == ["0.750000", "0.250000", ""]
     assert "finding" not in rows(folder)[0]
     own = text_of(write_report(folder, 2, budget=Budget(100.0)))
-    assert "You have no value, and therefore no share. That is not the same as a value of 0." in own
+    assert WORDS["dash"] in own
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
@@ -140,7 +147,7 @@ def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path: Path) ->
     run = open_run(repeated(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
     found = shares_of(run, Budget(100.0))
     assert found.basis.title == "sv, mean of 2 runs"
-    assert found.basis.of.startswith("seeds 0 and 1, 3 of 5 rounds")
+    assert found.basis.of == "seeds 0 and 1, 3 of 5 rounds"
     assert found.basis.values == pytest.approx([0.5, 0.1, -0.2])
     assert found.basis.low[0] < 0.5 < found.basis.high[0]
     retold(tmp_path / "seed_1", hashes={"server": "other"})
@@ -158,8 +165,8 @@ def test_copies_and_outliers_are_reported_without_changing_amounts(fitted: Path,
     said.append("not finite or far too large in 1 of 2 rounds")
     assert [row["finding"] for row in rows(found)] == said
     assert "finding" not in rows(plain)[0]
-    text = text_of(found / "report.html").partition("What this rests on")[0]
-    assert all(each in text for each in [*said, "Partners with a finding are paid in full nevertheless."])
+    text = text_of(found / "report.html").partition("\nAppendix\n")[0]
+    assert all(each in text for each in [*said, WORDS["findings"]])
 
 
 def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path: Path) -> None:
@@ -187,13 +194,10 @@ def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path: Path) ->
     folder = make_game(tmp_path, {"sv": [0.4, 0.1]})
     write_report(folder, budget=Budget(100.0))
     before = {path: path.read_bytes() for path in folder.glob("*.csv")}
-    for _ in range(2):
-        write_report(folder, out=folder / "march.html", budget=Budget(500.0))
-    for name in ("contributions", "shares"):
-        with pytest.raises(ConfigurationError, match=f"{name}.csv beside it is not a report's"):
-            write_report(folder, out=folder / f"{name}.html")
+    for name in ("march", "contributions"):
+        write_report(folder, out=folder / f"{name}.html", budget=Budget(500.0))
     assert {path: path.read_bytes() for path in before} == before
-    assert {path.name for path in folder.glob("march*")} == {"march.html", "march.csv", "march_shares.csv"}
+    assert {path.name for path in folder.glob("march*")} == {"march.html", "march_shares.csv"}
 
 
 def test_refused_negative_values_are_named_in_words_of_the_command_line(tmp_path: Path) -> None:
@@ -212,9 +216,9 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [
-        (None, "Not suitable as a basis for payment: no model was trained without any"),
-        ("5", "Not yet suitable as a basis for payment: models without some of the partners"),
-        ("5 6 7", "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
+        (None, "Not suitable as a basis for payment: No model was trained without any of the partners."),
+        ("5", "Not suitable as a basis for payment: A single seed was used"),
+        ("5 6 7", "Suitable as a basis for payment: models were trained without some of the partners, too, with 3"),
     ],
 )
 def test_first_line_says_whether_values_are_suitable_for_payment(
@@ -229,5 +233,4 @@ def test_first_line_says_whether_values_are_suitable_for_payment(
     for client in ([], ["--client", "1"]):
         assert main(["report", str(folder), "--budget", "100", *client]) == 0
     for page in (folder / "report.html", folder / "clients" / "1" / "report.html"):
-        first = text_of(page).partition("hare")[2]
-        assert said in first.partition("| partner")[0].partition("| share")[0]
+        assert said in flat(text_of(page)).partition("| ")[0]

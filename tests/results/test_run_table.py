@@ -66,7 +66,7 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> Non
     assert changes(before, []) == before
 
 
-def test_contributions_csv_is_read_back_to_the_bit(tmp_path: Path) -> None:
+def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     values = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 40
     table = round_rows(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
     path = tmp_path / "contributions.csv"
@@ -170,20 +170,13 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp
     assert not path.exists()
 
 
-def test_duplicate_values_are_read_as_the_later_one_with_a_warning(tmp_path: Path) -> None:
-    """As a resumed run of version 1.1 has written them."""
+def test_of_values_that_a_file_has_twice_the_later_one_is_read(tmp_path: Path) -> None:
     path = written(tmp_path / "c.csv", range(2))
     for value in (3.0, 5.0):
         with path.open("ab") as out:
             out.write(csv_lines(row for result in late(value) for row in result.changes))
-    said = r"c\.csv has 3 values more than once, the first in lines 6 and 9 \(round 0, value of client 0\)[^\n]*$"
-    with pytest.warns(UserWarning, match=said):
-        table = read_contributions(path)
-    assert last(table, "value", 2) == [6.0, 5.0]
+    table = read_contributions(path)
     assert history(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [[5.0, 5.0], [6.0, 5.0]]
-    with pytest.warns(UserWarning, match="3 values"):
-        CSV(path, NAMES).begin(2)
-    assert read_contributions(path).equals(table)  # without a warning
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
-from rich.console import Console
 
-from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.functional.intervals import BRACKETS
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
-from flsv.results import terminal
 from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import print_contributions, print_table, shown_clients
@@ -37,7 +34,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
-    shown, events, described = [], [], []
+    shown, events = [], []
 
     class Bar(make_bar):  # type: ignore[misc]
         def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -48,28 +45,18 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 
     class Look(Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
-            bar = trainer.progress_bar_callback
-            shown.append(bar.get_metrics(trainer, module))
-            described.append(shown[-1].get("round") or bar.train_progress_bar.description.strip())
+            shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
     monkeypatch.setattr("flsv.results.terminal.print_contributions", lambda *_: events.append("table"))
     bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
     assert events == ["bar stopped", "table"]
-    assert not {"teardown", *terminal._REPLACED} & vars(bar).keys()
+    assert not {"teardown", "get_metrics"} & vars(bar).keys()
     assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
-    for place, text in enumerate(described):
-        assert text.removeprefix("round ") == f"{1 + 2 * place // len(described)}/2"
+    assert [row["round"] for row in shown] == [f"{1 + 2 * place // len(shown)}/2" for place in range(len(shown))]
     assert shown[-1]["val_acc"] == 0.5
     fit(loop, tmp_path / "none", rounds=1)  # without a bar
     assert events == ["bar stopped", "table", "table"]
-
-
-def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setenv("COLUMNS", str(columns_wide))
-        print_table("Contributions", names, columns, **options)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -90,16 +77,15 @@ def test_final_table_has_the_documented_columns(
     assert ("cssv by class" in table) == classes
 
 
-def test_table_of_many_clients_shows_the_highest_and_lowest_ten() -> None:
+def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.CaptureFixture[str]) -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
     rows = shown_clients(values, 100)
     highest = values.nan_to_num(-1).argsort(descending=True)
     assert rows[:10] == highest[:10].tolist()
     assert rows[10:] == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][::-1]
-    text = printed(80, [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows=rows)
-    assert len(re.findall(r"v\d+", text)) == 20
-    assert len([line for line in text.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]) == 1
+    print_table("Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows)
+    assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
     assert shown_clients(values[:20], 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
@@ -109,70 +95,34 @@ class LogsByGroup(Plain):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
-def test_closing_lines_rank_by_the_metric_nearest_to_retraining(
+def test_final_table_has_the_metric_nearest_to_retraining_and_the_models_logged_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}
     loop = FederatedLoop(metrics=metrics, seed=1)  # type: ignore[arg-type]
     fit(loop, tmp_path, LogsByGroup(network(batch_norm=False)), rounds=2)
     said = capsys.readouterr().out
-    assert "By val, " not in said
-    assert "By value, " in said
+    assert re.search(r"^client +samples +value +share$", said, flags=re.MULTILINE)
     assert "Model:   val/f1 0.5, lr 0.1" in said
 
 
-class LogsMuch(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        values = {f"val_{name}": torch.tensor(0.123456) for name in ("accuracy", "balanced_accuracy", "loss")}
-        self.log_dict(values, prog_bar=True)
+def test_table_fits_100_columns_and_says_how_far_to_trust_the_values() -> None:
+    def said(*numbers: Numbers, **changes: Any) -> str:
+        table = frame(round_rows(19, [*numbers, Numbers("samples", torch.full((5,), 20.0))], names))
+        result = RunResult(19, 20, table, {"value": "class"}, ["value"], {}, {}, {}, trained=["value"])
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+            patch.setenv("COLUMNS", "100")
+            print_contributions(replace(result, **changes), names, [])
+        return out.getvalue()
 
-
-@pytest.mark.parametrize("wide", [80, 100])
-def test_richs_bar_stays_on_one_line_and_shows_what_is_logged(
-    wide: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(wide))
-    drawn: list[str] = []
-
-    class Bar(RichProgressBar):
-        def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            super().on_validation_end(trainer, pl_module)
-            console = Console(file=io.StringIO(), width=wide)
-            console.print(self.progress.get_renderable())  # type: ignore[union-attr]
-            drawn.append(console.file.getvalue())  # type: ignore[attr-defined]
-
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False), seed=1)
-    fit(loop, tmp_path, LogsMuch(), rounds=2, enable_progress_bar=True, callbacks=[Bar()])
-    for index, text in enumerate(drawn):
-        (line,) = [line for line in text.splitlines() if "round" in line]
-        assert line.startswith(f"round {index + 1}/2")
-        assert len(text.splitlines()) == 1 + text.count("Validation")
-    assert "val_accuracy: 0.123" in drawn[-1]
-
-
-def test_at_100_columns_the_table_is_in_one_piece() -> None:
     names, values = [str(client) for client in range(5)], torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191])
-    known = [Numbers(name, values) for name in ("value", "weight", "accuracy", "balanced_accuracy", "auroc")]
-    known += [Numbers("cssv", values, ends=[values - 0.04, values + 0.04])]
-    known += [Numbers(name, torch.full((5,), 20.0)) for name in ("samples", "rounds")]
-    columns = dict.fromkeys(("value", "cssv"), "class")
-    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], {}, {}, {}, trained=["value"])
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setenv("COLUMNS", "100")
-        print_contributions(result, names, [])
-    text = out.getvalue()
+    text = said(Numbers("value", values), Numbers("weight", values), Numbers("accuracy", values))
     assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert BRACKETS not in text
-    ends = [Numbers("value", values, ends=[values - 0.04, values + 0.04])]
-    result = replace(result, table=frame(round_rows(19, [*ends, known[-1]], names)), trained=["value"])
-    with redirect_stdout(io.StringIO()) as out:
-        print_contributions(result, names, [])
-    assert BRACKETS in " ".join(out.getvalue().split())
-    assert text.count("\nclient ") == 1
-    assert "less than 0.15" not in text
-    game = {"by": "accuracy", "start": 0.1, "end": 0.2, "told_apart": True}
-    small = [Numbers("value", values / 10, ends=[values / 10 - 0.004, values / 10 + 0.004]), known[-1]]
-    result = replace(result, table=frame(round_rows(19, small, names)), learning_record={"paid_in": {"value": game}})
-    with redirect_stdout(io.StringIO()) as out:
-        print_contributions(result, names, [])
-    assert "raised this score by less than 0.15." in " ".join(out.getvalue().split())
+    assert BRACKETS in said(Numbers("value", values, ends=[values - 0.04, values + 0.04]))
+    game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
+    small = said(Numbers("value", values / 10, ends=[values - 1, values + 1]), learning_record=game)
+    assert "raised this score by less than 0.15." in " ".join(small.split())
+    assert "No model was trained without any of the partners." in " ".join(
+        said(Numbers("value", values), trained=[]).split()
+    )
