@@ -1,4 +1,5 @@
-"""``flsv bench``: a benchmark of contribution metrics against retrained Shapley values.
+"""flsv bench: a benchmark of contribution metrics against retrained Shapley
+values.
 
     flsv bench                                all metrics, all federations
     flsv bench --metric my_package.MyMetric   a metric of your own, in minutes
@@ -7,10 +8,12 @@
     flsv bench --federations mine.yaml        a federation of your own
     flsv bench --list                         metrics and federations
 
-Federations whose data are not on this machine are left out. Every metric is compared with the truth: the Shapley values
-of the game in which each coalition of a federation's clients was trained, several times. The package contains
-the truth of its own federations; for a federation of your own, the coalitions are trained first. A command that was
-stopped continues when it is started again: finished values are kept in ``--out``.
+Federations whose data are not on this machine are left out. Every metric is
+compared with the truth: the Shapley values of the game in which each coalition
+of a federation's clients was trained, several times. The package contains the
+truth of its own federations; for a federation of your own, the coalitions are
+trained first. A command that was stopped continues when it is started again:
+finished values are kept in --out.
 """
 
 from __future__ import annotations

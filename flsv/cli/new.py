@@ -1,10 +1,11 @@
-"""``flsv new``: a metric of your own, as a small package to start from.
+"""flsv new: a metric of your own, as a small package to start from.
 
     flsv new metric UpdateNorm
     flsv new metric UpdateNorm --out packages
 
-The package is a folder with the class, a test by flsv.testing that passes as it is, a configuration, a README and a
-pyproject.toml whose entry point gives the class a name in every configuration once it is installed.
+The package is a folder with the class, a test by flsv.testing that passes as
+it is, a configuration, a README and a pyproject.toml whose entry point gives
+the class a name in every configuration once it is installed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""``flsv repeat``: the same federation with several seeds, and each client's mean contribution.
+"""flsv repeat: the same federation with several seeds, and each client's mean
+contribution.
 
     flsv repeat 5 --config quickstart
     flsv repeat 5 --config digits --out runs/digits
 
-Contributions vary with the seed of a run. This command runs the federation N times, on the same clients with the same
-data, and writes repeat.csv: for every metric and client the mean over the runs, the standard deviation, and an interval
-of the mean. Averaging over runs that differ at random is the idea of FedRandom (arXiv 2602.05693). flsv report of any
-of the runs uses these means to share a budget out. Finished runs are kept: start a stopped command again to continue.
+Contributions vary with the seed of a run. This command runs the federation N
+times, on the same clients with the same data, and writes repeat.csv: for every
+metric and client the mean over the runs, the standard deviation, and an
+interval of the mean. Averaging over runs that differ at random is the idea of
+FedRandom (arXiv 2602.05693). flsv report of any of the runs uses these means
+to share a budget out. Finished runs are kept: start a stopped command again to
+continue.
 """
 
 from __future__ import annotations

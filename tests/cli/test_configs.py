@@ -33,12 +33,9 @@ def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
     assert find_config("fedavg") == Path("fedavg.yaml")
 
 
-def test_unknown_configuration_names_the_five_nearest() -> None:
-    with pytest.raises(
-        ConfigurationError, match="there is no configuration file quickstrat. .*: quickstart, "
-    ) as caught:
+def test_unknown_configuration_names_the_packaged_ones() -> None:
+    with pytest.raises(ConfigurationError, match="there is no configuration file quickstrat.* come .* quickstart, "):
         find_config("quickstrat")
-    assert str(caught.value).count(", ") == 4
 
 
 def test_init_copies_configurations_and_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:

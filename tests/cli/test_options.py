@@ -57,9 +57,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         ("fit --data.source helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
-        ("fit --model lacks.Model", "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'"),
+        ("fit --model lacks.Model", "Problem with given class_path 'lacks.Model':\n        No module named 'nowhere'"),
         ("fit --data.source lacks.Data", "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'"),
-        ("value --trainer.max_epochs 1", "this command trains nothing"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
     ],
