@@ -23,11 +23,6 @@ class Terminated(KeyboardInterrupt):
     """Exception at SIGTERM, with which systemd, SLURM and torchrun stop a command; it then ends as after Ctrl-C."""
 
 
-def status_of(stop: KeyboardInterrupt) -> int:
-    """Return the exit status of a stopped command, as shells define it: 128 plus the signal's number."""
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
-
-
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""

@@ -7,12 +7,13 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 import warnings
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, status_of, terminable
+from flsv.cli.command import NO_BARS, terminable
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -68,11 +69,13 @@ def main(args: list[str] | None = None) -> int:
                 return _run(given)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt as stopped:
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if not isinstance(stopped, KeyboardInterrupt) and stopped.code != 128 + signal.SIGTERM:
+            raise
         kept = given[:1] and given[0] in MANY_FITS
         after = ". Finished work is kept: run the same command again to continue." if kept else ""
         print(f"flsv: stopped{after}", file=sys.stderr)
-        return status_of(stopped)
+        return 128 + (signal.SIGINT if type(stopped) is KeyboardInterrupt else signal.SIGTERM)
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

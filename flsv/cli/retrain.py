@@ -43,7 +43,6 @@ has never seen these clients' data.
 from __future__ import annotations
 
 import importlib
-import signal
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ import joblib
 import torch
 from pandas import DataFrame
 
-from flsv.cli.command import Terminated, command_parser, display_path, from_1, printer
+from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -106,7 +105,10 @@ def retrain(
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.shapley.one_seed.
-    _check_performance(metric, mode)
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r} needs a logged value: name it, too (metric).")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
     with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
@@ -120,7 +122,15 @@ def retrain(
         if not (changes or facts.another_game):
             by = [facts.by] if len(names) == 1 else names
             learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
-        trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
+        jobs = jobs or (cores() if facts.on_cpu else 1)
+        threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
+
+        def task(piece: Piece | Prediction) -> Callable[[], Any]:
+            return partial(train, facts, piece, threads)
+
+        limit_s = None if changes else _limit_s(read_record(run / RECORD))
+        verified_by = None if facts.checkpoint is None else facts.seed
+        trainings = FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
     rows = _table(found, facts, bool(overrides))
     save_table(run / RETRAINED, rows)
@@ -143,18 +153,6 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
         score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
         print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
     return path
-
-
-def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the object that trains coalitions in child processes."""
-    jobs = jobs or (cores() if facts.on_cpu else 1)
-    threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
-
-    def task(piece: Piece | Prediction) -> Callable[[], Any]:
-        return partial(train, facts, piece, threads)
-
-    proved_by = None if facts.checkpoint is None else facts.seed
-    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, proved_by, in_children)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -182,13 +180,6 @@ def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
     return DataFrame(columns)
 
 
-def _check_performance(metric: str | None, mode: str | None) -> None:
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: name the logged value, too (metric).")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
-
-
 def _show(rows: DataFrame, planned: int | None) -> None:
     ends = (rows[name].tolist() for name in ("value", "low", "high"))
     columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
@@ -199,17 +190,6 @@ def _show(rows: DataFrame, planned: int | None) -> None:
         print("These are of one seed: wide, by what seeds differ by in trials. Use --seeds 3.")
     for text in [*small_gain(first["by"], rows["value"].sum()), *retrained_caveats(rows.to_dict("records"))]:
         print(text)
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Raise :class:`Terminated` within this context in place of SIGTERM's SystemExit."""
-    try:
-        yield
-    except SystemExit as stopped:
-        if stopped.code != 128 + signal.SIGTERM:
-            raise
-        raise Terminated from None
 
 
 @contextmanager
@@ -277,7 +257,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if backend and options.jobs:
         raise ConfigurationError(f"--jobs and --backend {backend}: its workers are as many as it has.")
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
-    with _workers_of(backend), lock, _terminated():
+    with _workers_of(backend), lock:
         if without:
             changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
             path = _without(options.run, without, options, changes, torch.get_num_threads())

@@ -27,7 +27,6 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_pla
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.utilities.arguments import check_number
 from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError
 
@@ -140,7 +139,7 @@ def check_estimator(
     _check_names(owner, ESTIMATORS[named] if isinstance(named, str) else named, arguments)
     for name, given in arguments.items():
         if isinstance(given, float):
-            check_number(owner, f"estimator_args.{name}", given)
+            check_argument(owner, f"estimator_args.{name}", given, float)
     if arguments and isinstance(named, str):
         # An argument that is out of range is so with any number of players, and a game of one player takes no time. The
         # estimator is named, since "auto" is the exact one for a single player and would not read the arguments.
