@@ -1,43 +1,41 @@
-"""flsv retrain: each client's value by training the federation again without it,
-after a run.
+"""``flsv retrain``: each client's value by training the federation again without it, after a run.
 
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
     flsv retrain lightning_logs/version_0 --without Lyon
+    flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
 
-A metric's values during a run are cheap and approximate. This command trains
-the same federation again with only some of its clients, and computes Shapley
-values from the results. By default it trains each client alone, all but one,
-and all (2 n + 1 trainings for n clients), with three seeds; it predicts the
-outputs of all other coalitions' models from theirs, and scores these. If
-models are scored by a value that the module logs, or by the clients, there are
-no outputs: then it predicts the scores, and says so. --trainings all trains
-all coalitions, and the values are exact for these trainings; --trainings
-singles (n + 1 trainings) only ranks the clients, without amounts. Each
-training is a process of its own, --jobs of them at once. The coalition of all
-must come to the weights of the run's last checkpoint, or there are no values.
-A training that fails is named, and the others go on.
+A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
+of its clients, and computes Shapley values from the results. By default it trains each client alone, all but one, and
+all (2 n + 1 trainings for n clients), with three seeds; it predicts the outputs of all other coalitions' models from
+theirs, and scores these. If models are scored by a value that the module logs, or by the clients, there are no outputs:
+then it predicts the scores, and says so. --trainings all trains all coalitions, and the values are exact for these
+trainings; --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each training is a process of
+its own, --jobs of them at once. The coalition of all must
+come to the weights of the run's last checkpoint, or there are no values. A training that fails is named, and the others
+go on.
 
-If the run draws some of its clients for each round, each coalition draws its
-own cohorts among its members, as many as the run draws, so that run and
-retraining play one game; by --participation all, all members train in every
-round.
+If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
+the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
 
-The values, with intervals, are written to retrained.csv in the run's folder
-and shown by flsv report, with the coalitions, seeds and rounds that were
-trained and all settings that were changed. The file also has the shares by
-accuracy, by balanced accuracy and by the loss, and the shares without each of
-the seeds: they show how far a payment depends on the choice of the score and
-on chance. Models are judged as the run's metrics judged them, or by --metric
-(by in the file). The command warns if that is accuracy and most samples belong
-to one class. Data that differ from the run's are refused. Finished trainings
-are kept: start a stopped command again to continue.
+The values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with the
+coalitions, seeds and rounds that were trained and all settings that were changed. The file also has the shares by
+accuracy, by balanced accuracy and by the loss, and the shares without each of the seeds: they show how far a payment
+depends on the choice of the score and on chance. Models are judged as the run's metrics judged them, or by --metric
+(``by`` in the file). The command warns if that is accuracy and most samples belong to one class. Data that differ from
+the run's are refused. Finished trainings are kept: start a stopped command again to continue.
 
-With --without and the names of clients, no values are computed. The run is
-trained once more with the other clients only, and the module is saved beside
-the run (without_NAME.ckpt): the same run, by the same seed, of a module that
-has never seen these clients' data.
+With --without and the names of clients, no values are computed. The run is trained once more with the other clients
+only, and the module is saved beside the run (without_NAME.ckpt): the same run, by the same seed, of a module that has
+never seen these clients' data.
+
+With --with and the name and data of a client that took no part (a file or a folder, as the run's clients have), its
+gain is computed: the score of the run with all clients and with it, minus that of the run with all clients, three seeds
+each. The coalition of all clients must come to the run's weights. Nothing else changes: the server's validation set,
+all clients' samples, and the means and categories of a table, in which the newcomer has no part. All its samples are
+for training. The gain is what it adds after all others, not its share of a payment: for that, train a run with it. It
+is written to with_NAME.csv, a row for each seed and one for their mean with its interval.
 """
 
 from __future__ import annotations
@@ -47,6 +45,7 @@ import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,7 @@ from pandas import DataFrame
 from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, interval_over_seeds
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, retrained_from
@@ -73,7 +72,7 @@ from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_out
 from flsv.retraining.train_fits import Fit
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.choices import Participation
-from flsv.utilities.csv_files import save_table
+from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
@@ -122,15 +121,7 @@ def retrain(
         if not (changes or facts.another_game):
             by = [facts.by] if len(names) == 1 else names
             learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
-        jobs = jobs or (cores() if facts.on_cpu else 1)
-        threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
-
-        def task(piece: Piece | Prediction) -> Callable[[], Any]:
-            return partial(train, facts, piece, threads)
-
-        limit_s = None if changes else _limit_s(read_record(run / RECORD))
-        verified_by = None if facts.checkpoint is None else facts.seed
-        trainings = FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
+        trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
     rows = _table(found, facts, bool(overrides))
     save_table(run / RETRAINED, rows)
@@ -153,6 +144,62 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
         score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
         print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
     return path
+
+
+def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
+    """Write the gain of a client that took no part, ``NAME=DATA``, and return the path."""
+    name, _, given = joining.partition("=")
+    if not (name and given):
+        raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
+    question = Question(options.metric, options.mode, options.judges, options.participation)
+    with told_run(run, changes, question, "leave-one-out") as facts:
+        trainings = _trainings(
+            replace(facts, joining={name: str(Path(given).absolute()) if Path(given).exists() else given}),
+            options.jobs,
+            None,
+            None if changes else _limit_s(read_record(run / RECORD)),
+        )
+        everybody, place = tuple(range(len(facts.clients))), facts.question.names.index(str(facts.question.metric))
+        seeds, scores = list(range(facts.seed, facts.seed + (options.seeds or SEEDS))), []
+        for seed in seeds:
+            fits: dict[Any, Any] = dict(trainings.fits([everybody, (*everybody, len(everybody))], seed))
+            if failed := [fit for fit in fits.values() if not isinstance(fit, Fit)]:
+                raise ConfigurationError(f"the federation with {name} failed to train: {failed[0]}")
+            without, joined = (fits[each] for each in sorted(fits))
+            scores.append([without.empty[place][0], *(each.rows[LAST][place][0] for each in (without, joined))])
+    none, before, after = torch.tensor(scores, dtype=torch.float64).T
+    gains = after - before
+    half = float(interval_over_seeds(torch.stack([gains, before - none], 1))[0])
+    mean = float(gains.mean())
+    columns: Any = {
+        "client_name": name,
+        "by": facts.title,
+        "seed": [*map(str, seeds), "mean"],
+        "without": [*before.tolist(), float(before.mean())],
+        "with": [*after.tolist(), float(after.mean())],
+        "gain": [*gains.tolist(), mean],
+        "low": [*[NAN] * len(seeds), mean - half],
+        "high": [*[NAN] * len(seeds), mean + half],
+        "rounds": facts.rounds,
+    }
+    path = run / f"with_{client_folders([name])[0]}.csv"
+    save_table(path, DataFrame(columns))
+    (gain,) = with_intervals([mean], [mean - half], [mean + half])
+    print(f"with {name}: {facts.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}")
+    print(BRACKETS)
+    return path
+
+
+def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
+    """Return the object that trains coalitions in child processes."""
+    jobs = jobs or (cores() if facts.on_cpu else 1)
+    threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
+
+    def task(piece: Piece | Prediction) -> Callable[[], Any]:
+        return partial(train, facts, piece, threads)
+
+    verified_by = None if facts.checkpoint is None else facts.seed
+    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -243,6 +290,8 @@ def _parser() -> ArgumentParser:
     )
     without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt; no values"
     parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
+    joining = "a client that took no part, and its file or folder: what it would add to the others' model"
+    parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
     jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
     backend = "backend of joblib whose workers train, such as dask; default: processes of this machine"
@@ -250,16 +299,24 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _check_options(options: Namespace) -> None:
+    if options.without and options.joining:
+        raise ConfigurationError("--with and --without are two questions: ask one after the other.")
+    if options.backend and options.jobs:
+        raise ConfigurationError(f"--jobs and --backend {options.backend}: its workers are as many as it has.")
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, rest = _parser().parse_known_args(list(args))
-    without, backend = (vars(options).pop(name) for name in ("without", "backend"))
-    if backend and options.jobs:
-        raise ConfigurationError(f"--jobs and --backend {backend}: its workers are as many as it has.")
+    _check_options(options)
+    without, joining, backend = (vars(options).pop(name) for name in ("without", "joining", "backend"))
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock:
-        if without:
-            changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
+        changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
+        if joining:
+            path = _with(options.run, joining, options, changes)
+        elif without:
             path = _without(options.run, without, options, changes, torch.get_num_threads())
         else:
             rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(quiet))

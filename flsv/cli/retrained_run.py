@@ -7,7 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class Facts:
     on_cpu: bool
     # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
     checkpoint: Path | None
+    # `{name: data}` of a client that has taken no part, the last one of the trainings
+    joining: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -230,6 +232,8 @@ def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
     """Do a piece of work in a run's federation, built in this process."""
     torch.set_num_threads(threads)
     cli, question = make_run(facts.arguments, piece.seed), facts.question
+    for name, given in facts.joining.items():
+        cli.datamodule.join(name, given)
     federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
     checkpoint = facts.checkpoint if piece.seed == facts.seed else None
     return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv.data.corruption import Corruption
-from flsv.data.federated_data import FederatedData, partition_data, without_flagged
+from flsv.data.federated_data import FederatedData, partition_data, with_client, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
@@ -238,6 +238,21 @@ class FederatedDataModule(FederationView):
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
+
+    def join(self, name: str, given: Any) -> None:
+        """Add a client, the last one, all of whose samples are for training. All else stays as it is: the server's
+        validation data, the others' samples, and the means and categories of a table, which are the others'.
+
+        Args:
+            name: the client's name.
+            given: its data, in one of the forms of a client's data.
+
+        Raises:
+            ConfigurationError: the data cannot be read, or have other classes; or a data module is wrapped.
+        """
+        self.setup("fit")
+        source = open_source(self.source, self._reading, self._held_out, self._clients, {name: given})
+        self._dealt = with_client(self._data, source, name, self.loader, self.labels)
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown`` if it overrides it; the next ``setup`` then reads the data

@@ -18,7 +18,7 @@ from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sources.base import ColumnCard, SourceData
+from flsv.data.sources.base import ColumnCard, SourceData, concatenated
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
@@ -171,6 +171,55 @@ def _split(
             "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
         )
     return splits
+
+
+def with_client(data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any) -> FederatedData:
+    """Add a client, the last one, with the last training samples of ``source``, all of them for training. All others'
+    samples stay as they are, and means and categories of a table are theirs.
+
+    Args:
+        data: the partitioned data of the others.
+        source: the source with the client's samples after all others'.
+        name: the client's name.
+        loader: options of the loaders.
+        labels: the user's argument ``labels``, see :func:`partition_data`.
+
+    Raises:
+        ConfigurationError: there is a client of this name, or the others' classes or samples would change.
+    """
+    count, known = len(data.classes.labels), data.classes.names
+    if source.fitted is not None:
+        source = source.fitted([client["train"] for client in data.splits.clients])
+    found = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
+    if name in data.client_names:
+        raise ConfigurationError(f"there is a client {name!r} already: give the one that joins another name.")
+    if (source.class_names and source.class_names != known) or int(found.labels.max()) >= len(known):
+        raise ConfigurationError(
+            f"{name!r} cannot join, since the classes would be {listed(found.names, show=repr)} in place of "
+            f"{listed(known, show=repr)}. Give it no other classes, and the federation its pos_label."
+        )
+    whole: Any = source.train
+    new: Dataset = Subset(whole, range(count, len(whole)))
+    if loader.preload:
+        new = preload(new, data.train_options.get("collate_fn"), loader.num_workers or 0)
+    same = (~data.differs).nonzero().flatten()
+    (before, first), (after, then) = (tensors_of(Subset(each, same.tolist()), None) for each in (data.train, whole))
+    if before and after and not all(torch.equal(x[first], y[then]) for x, y in zip(before, after)):
+        raise ConfigurationError(f"{name!r} cannot join: with it the others' columns would be read otherwise.")
+    rows = torch.arange(count, len(whole))
+    splits = replace(
+        data.splits,
+        clients=(*data.splits.clients, {"train": rows, "val": rows[:0], "test": rows[:0]}),
+        names=(*data.client_names, name),
+    )
+    check_full_batches(splits, data.train_options)
+    return replace(
+        data,
+        train=concatenated({"the others": data.train, name: new}),
+        splits=splits,
+        classes=replace(data.classes, labels=torch.cat([data.classes.labels, found.labels[count:]])),
+        differs=torch.cat([data.differs, torch.zeros(len(rows), dtype=torch.bool)]),
+    )
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None) -> None:

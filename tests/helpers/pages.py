@@ -36,6 +36,7 @@ NOT_RUN = {
     "torchrun": "tests/engines starts ranks that way",
     "dask": "tests/retraining starts a cluster of this machine",
     "flsv retrain lightning_logs/version_0 --backend dask": "the same",
+    "flsv retrain lightning_logs/version_0 --with": "its data are a newcomer's; tests/cli/test_retrain_with.py",
     "flwr": "tests/engines/flower does, with its servers",
     "ssh-keygen": "signs with a key of one's own",
     "export": "of the shell",

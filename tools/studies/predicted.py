@@ -258,7 +258,7 @@ def brackets(folder: Path, path: Path | None) -> str:
 
 
 def joining(folder: Path, path: Path | None) -> str:
-    """What each client adds to all others in the held-out federations, by three seeds."""
+    """What each client adds to all others in the held-out federations, as ``flsv retrain --with`` says it."""
     rows = [["federation", "clients", "gain, mean size", "three seeds and others differ by", "half width", "held"]]
     means = []
     for name, of in HELD_OUT.items():

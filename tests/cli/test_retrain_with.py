@@ -1,0 +1,143 @@
+"""``flsv retrain --with``: what a client that took no part would add."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from flsv import ClassifierClient, FederatedDataModule
+from flsv.cli import main
+from flsv.cli.saved_run import make_run, saved_run
+from flsv.functional.shapley.few_coalitions import interval_over_seeds
+from flsv.utilities.errors import ConfigurationError
+from helpers.runs import fitted, rows, write_table, written
+
+NETWORK = {"network": "softmax", "num_classes": 2, "input_shape": [2]}
+CONFIG: dict[str, Any] = {
+    "seed_everything": 3,
+    "model": {"class_path": "flsv.ClassifierClient", "init_args": NETWORK},
+    "federation": {"reporting": {"table": False, "figures": 0}},
+}
+
+
+def patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
+    return [[name, str(30 + (i * 7 + shift) % 23), str(i % 5), "ny"[(i + shift) % 3 == 0]] for i in range(number)]
+
+
+HEAD = ["clinic", "age", "dose", "ill"]
+TABLE = [HEAD, *(row for place, name in enumerate("ABC") for row in patients(name, 30, place))]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("with")
+    return fitted(folder, written(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)))
+
+
+def candidate(folder: Path, table: list[list[str]]) -> Path:
+    write_table(folder / "new.csv", table)
+    return folder / "new.csv"
+
+
+def score(module: Any, data: FederatedDataModule) -> float:
+    x, y = (torch.cat(part) for part in zip(*data.val_dataloader()))
+    with torch.no_grad():
+        return float((module.eval()(x).argmax(1) == y).double().mean())
+
+
+def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = candidate(tmp_path, [HEAD, *patients("D", 25, 1), ["D", "90", "9", "y"]])
+    assert main(["retrain", str(run), "--with", f"D={new}", "--seeds", "2", "--jobs", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "with D: accuracy" in said
+    assert "with_D.csv" in said
+    *seeds, mean = rows(run / "with_D.csv")
+    scores = []
+    for seed in (3, 4):
+        with saved_run(run) as (arguments, _):
+            both = []
+            for joins in (False, True):
+                cli = make_run(arguments, seed)
+                if joins:
+                    cli.datamodule.join("D", str(new))
+                before = score(cli.model, cli.datamodule) if joins else None
+                cli.trainer.fit(cli.model, cli.datamodule)
+                both.append(score(cli.model, cli.datamodule))
+            scores.append([before, *both])
+    none, without, joined = torch.tensor(scores).double().T
+    assert [float(row["without"]) for row in seeds] == pytest.approx(without.tolist())
+    assert [float(row["with"]) for row in seeds] == pytest.approx(joined.tolist())
+    gains = joined - without
+    assert float(mean["gain"]) == pytest.approx(float(gains.mean()))
+    half = float(interval_over_seeds(torch.stack([gains, without - none], 1))[0])
+    assert float(mean["high"]) - float(mean["low"]) == pytest.approx(2 * half)
+    # Without the newcomer it is the run itself.
+    cli.datamodule.setup("fit")
+    saved = ClassifierClient.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    assert score(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
+
+
+def test_joining_client_changes_nothing_of_the_others(tmp_path: Path) -> None:
+    def data() -> FederatedDataModule:
+        own = FederatedDataModule(**write_table(tmp_path / "clinics.csv", TABLE), batch_size=8)
+        own.setup("fit")
+        return own
+
+    plain, joined = data(), data()
+    joined.join("D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in patients("D", 20, 2))])))
+    assert joined.client_names == ("A", "B", "C", "D")
+    assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]
+    assert joined.class_counts[:3].tolist() == plain.class_counts.tolist()
+    assert joined.content_hashes() == {**plain.content_hashes(), "3": joined.content_hashes()["3"]}
+    for client in range(3):
+        for mine, theirs in zip(joined.client_loader(client), plain.client_loader(client), strict=True):
+            assert all(torch.equal(*pair) for pair in zip(mine, theirs))
+    # Encoded by the others' training rows.
+    frame = pd.DataFrame(TABLE[1:], columns=HEAD)
+    fit = torch.cat([plain.client_indices(client) for client in range(3)]).numpy()
+    ages = frame["age"].astype(float).to_numpy()[fit]
+    own = torch.tensor([float(row[1]) for row in patients("D", 20, 2)])
+    x, y = (torch.cat(part) for part in zip(*joined.client_loader(3, shuffle=False)))
+    torch.testing.assert_close(x[:, 0], (own - ages.mean()) / ages.std(), rtol=1e-4, atol=1e-4)
+    names = [joined.class_names[label] for label in y.tolist()]
+    assert names == [row[3] for row in patients("D", 20, 2)]
+
+
+def test_client_joins_a_folder_of_clients(tmp_path: Path) -> None:
+    for name in "ABD":
+        table = [HEAD[1:], *(row[1:] for row in patients(name, 20, ord(name)))]
+        (tmp_path / "all").mkdir(exist_ok=True)
+        folder = tmp_path / "all" if name != "D" else tmp_path
+        (folder / f"{name}.csv").write_text("".join(",".join(row) + "\n" for row in table))
+    config = {**CONFIG, "data": {"source": str(tmp_path / "all"), "labels": "ill"}}
+    run = fitted(tmp_path, written(tmp_path / "a.yaml", **config))
+    assert main(["retrain", str(run), "--with", f"0 new={tmp_path / 'D.csv'}", "--seeds", "1", "--jobs", "1"]) == 0
+    (file,) = run.glob("with_*.csv")
+    assert rows(file)[-1]["client_name"] == "0 new"
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(tmp_path / "all")
+
+
+def test_impossible_newcomers_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = candidate(tmp_path, [HEAD, *patients("A", 5)])
+    strange = tmp_path / "strange.csv"
+    write_table(strange, [HEAD, *patients("D", 5), ["D", "40", "1", "maybe"]])
+    text = tmp_path / "text.csv"
+    write_table(text, [HEAD, *patients("D", 5), ["D", "forty", "1", "y"]])
+    for given, said in (
+        ("D", "expected a name and data"),
+        (f"A={known}", "there is a client 'A' already"),
+        (f"D={tmp_path / 'none.csv'}", "was not found"),
+        (f"D={strange}", "'D' cannot join"),
+        (f"D={text}", "forty"),
+    ):
+        assert main(["retrain", str(run), "--with", given, "--jobs", "1"]) == 2, given
+        assert said in capsys.readouterr().err, given
+    assert main(["retrain", str(run), "--with", f"D={known}", "--without", "A"]) == 2
+    assert "two questions" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="is a table and"):
+        FederatedDataModule("digits").join("D", str(known))
