@@ -28,6 +28,8 @@ from flsv.games.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
+#: Environment variable with the folder of the data.
+ROOT = "FLSV_DATA_ROOT"
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out", "fresh")
@@ -36,7 +38,7 @@ CLIENT_VAL_FRACTION = 0.2
 
 
 #: Fields of a federation that influence no metric's values.
-ELSEWHERE = ("name", "title", "set", "bad", "needs", "root")
+ELSEWHERE = ("name", "title", "set", "bad", "needs")
 
 
 @checked
@@ -59,8 +61,7 @@ class Federation:
         bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
-        needs: paths, relative to ``root``, of the files that the federation needs.
-        root: folder of the data. None for ``$FLSV_DATA_ROOT``.
+        needs: paths, relative to ``$FLSV_DATA_ROOT``, of the files that the federation needs.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -83,7 +84,6 @@ class Federation:
     attacks: list[dict[str, Any]] = field(default_factory=list)
     local_epochs: Count = 1
     needs: Sequence[str] = ()
-    root: str | None = None
 
     def check(self) -> None:
         """Check before training that data, module, attacks and performance can be created."""
@@ -107,7 +107,7 @@ class Federation:
     @property
     def missing(self) -> list[str]:
         """Files that the federation needs and that do not exist."""
-        root = self._root
+        root = os.environ.get(ROOT)
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
     @cached_property
@@ -141,13 +141,13 @@ class Federation:
         if self.missing:
             raise ConfigurationError(
                 f"{self.name} needs {', '.join(self.missing)}, which is not below "
-                f"{self._root or '$FLSV_DATA_ROOT, which is not set'}. Set FLSV_DATA_ROOT to the folder that has it."
+                f"{os.environ.get(ROOT, '$FLSV_DATA_ROOT, which is not set')}. Set it to the folder that has it."
             )
         section = copy.deepcopy(dict(self.data))
         if self.needs:
-            section["files"] = {**section.get("files", {}), "root": self._root}
+            section["files"] = {**section.get("files", {}), "root": os.environ[ROOT]}
             if isinstance(section.get("source"), dict):
-                section["source"].setdefault("init_args", {})["root"] = self._root
+                section["source"].setdefault("init_args", {})["root"] = os.environ[ROOT]
         data = self._built(FederatedDataModule, section)
         data.prepare_data()
         data.setup("fit")
@@ -190,10 +190,6 @@ class Federation:
             found[kind][list(clients)] = True
         return found
 
-    @property
-    def _root(self) -> str | None:
-        return self.root or os.environ.get("FLSV_DATA_ROOT")
-
     def _built(self, kind: Any, section: Any) -> Any:
         """Return the object of type ``kind`` that a section of the file describes."""
         parser = ArgumentParser(exit_on_error=False)
@@ -209,12 +205,11 @@ class Federation:
             raise ConfigurationError(f"the federation {self.name}: {error}") from error
 
 
-def federation(name: str, root: str | None = None) -> Federation:
+def federation(name: str) -> Federation:
     """Read a federation by its name, or your own by its file.
 
     Args:
         name: name of the federation, or path of a file.
-        root: folder of the data. None for ``$FLSV_DATA_ROOT``.
 
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
@@ -226,7 +221,7 @@ def federation(name: str, root: str | None = None) -> Federation:
     parser.add_class_arguments(Federation)
     try:
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
-        whole = {"title": path.stem, "set": "held_out", **said, "name": path.stem, "root": root}
+        whole = {"title": path.stem, "set": "held_out", **said, "name": path.stem}
         parser.parse_object(copy.deepcopy(whole))
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
         raise ConfigurationError(f"{path} is no federation: {' '.join(str(error).split())}") from error
@@ -239,12 +234,12 @@ def names(which: str | None = None) -> list[str]:
     return found if which is None else [name for name in found if federation(name).set == which]
 
 
-def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
+def available_federations(given: Sequence[str], say: Callable[[str], None]) -> list[Federation]:
     """Return federations by names, sets and files, and ``say`` which lack data."""
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
     for name in dict.fromkeys(wanted):
-        each = federation(name, root)
+        each = federation(name)
         if each.available:
             found.append(each)
         else:

@@ -21,17 +21,10 @@ from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
-from flsv.data import FederatedDataModule
-from flsv.functional.divergences import divergence_weights, label_divergence
-from flsv.functional.shapley.knn import knn_shapley
-from flsv.functional.transport.lava import lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.needs import NEEDS, needs_of
 from flsv.utilities.errors import ConfigurationError
-
-#: Number of principal components in which samples are compared.
-COMPONENTS = 32
 
 
 class SampleCount(ContributionMetric):
@@ -92,53 +85,6 @@ class TrainingLoss(SampleCount):
         return -self.total / self.seen  # 0 / 0 is NaN
 
 
-def divergence(data: FederatedDataModule) -> Tensor:
-    """Compute clients' weights by Guo et al., numbers of samples reduced by label divergence, ``[n]``."""
-    return divergence_weights(data.num_samples, label_divergence(data.class_counts))
-
-
-def knn(data: FederatedDataModule) -> Tensor:
-    """Sum KNN Shapley values (10 neighbors) of the pooled samples by client, ``[n]``."""
-    x, y, owner, x2, y2 = _pooled(data)
-    return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
-
-
-def lava_values(data: FederatedDataModule) -> Tensor:
-    """Return minus the sums by client of LAVA's calibrated gradients, ``[n]``."""
-    x, y, owner, x2, y2 = _pooled(data)
-    return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
-
-
-def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
-    return torch.zeros(clients, dtype=torch.float64).index_add(0, owner, values.double())
-
-
-def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return all clients' principal components, classes and owners, and the validation set's."""
-    parts, owners = [], []
-    for client in range(data.num_clients):
-        batches = list(data.client_loader(client, shuffle=False))
-        if not all(isinstance(batch, (tuple, list)) and len(batch) == 2 for batch in batches):
-            raise ConfigurationError("samples are compared by their distances and classes: expected batches (x, y).")
-        parts += batches
-        owners += [torch.full((len(y),), client) for _, y in batches]
-    x, y = (torch.cat(each) for each in zip(*parts))
-    x2, y2 = (torch.cat(each) for each in zip(*data.val_dataloader()))
-    if not x.is_floating_point() or y.is_floating_point():
-        raise ConfigurationError("samples are compared by their distances and classes, which these do not have.")
-    x, x2 = x.flatten(1), x2.flatten(1)
-    mean = x2.mean(0)
-    _, _, directions = torch.linalg.svd(x2 - mean, full_matrices=False)
-    basis = directions[:COMPONENTS].T
-    # Scaled so that validation samples have a mean squared length of 1: LAVA's regularization depends on the scale.
-    scale = ((x2 - mean) @ basis).square().sum(1).mean().sqrt().clamp(min=1e-12)
-    return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
-
-
-#: From this number of clients on, a metric's estimator gets the budget of its entry, see :class:`Entry`.
-MANY = 11
-
-
 class WrongArguments(ConfigurationError):
     """Error of a metric that no federation can create, because its arguments are wrong."""
 
@@ -149,20 +95,16 @@ class Entry:
 
     #: Description of the metric in words.
     title: str
-    #: Class of the metric, or function that returns values `[n]` for a data module after `setup`; or the import path of
-    #: either.
-    made_by: str | Callable[..., Any]
+    #: Class of the metric, or its import path.
+    made_by: str | type
     #: Arguments of the class. If it takes `performance`, `mode`, `rounds` or `loss` (the name of a loss that the module
     #: logs; None for classifiers), the federation sets those that are missing here.
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: The metric's needs, by their names in :data:`flsv.metrics.needs.NEEDS`. For a class, name only the needs that
-    #: :func:`flsv.metrics.needs.needs_of` does not find.
+    #: The metric's needs that :func:`flsv.metrics.needs.needs_of` does not find, by their names in
+    #: :data:`flsv.metrics.needs.NEEDS`.
     needs: tuple[str, ...] = ()
     #: Class path of the client algorithm that the metric requires; it must not change the trained models.
     client_algorithm: str | None = None
-    #: Budget of the metric's estimator for federations of :data:`MANY` clients or more, in evaluations per client and
-    #: round; None for the metric's default.
-    per_client: int | None = None
 
     @property
     def _made_by(self) -> Any:
@@ -171,12 +113,10 @@ class Entry:
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """All needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
-        made_by = self._made_by
-        own: tuple[str, ...] = ()
-        if isinstance(made_by, type):
-            rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
-            with suppress(TypeError, ValueError):  # raised in the first federation
-                own = needs_of(made_by(**{**rounds, **self.arguments}))
+        made_by, own = self._made_by, tuple[str, ...]()
+        rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
+        with suppress(TypeError, ValueError):  # raised in the first federation
+            own = needs_of(made_by(**{**rounds, **self.arguments}))
         return tuple(need for need in NEEDS if need in {*self.needs, *own})
 
     @property
@@ -187,23 +127,18 @@ class Entry:
     def identity(self) -> str:
         """Return a hash of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
-        said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
+        said = (self.made_by, dict(self.arguments), self.client_algorithm)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
-    def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
-        """Return a new metric for a federation, or a function of its data."""
+    def build(self, federation: Federation) -> Metric:
+        """Return a new metric for a federation."""
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
-        made_by = self._made_by
-        if not isinstance(made_by, type):
-            return made_by
-        given = dict(self.arguments)
-        if self.per_client is not None and (clients := len(federation.num_samples)) >= MANY:
-            given["estimator_args"] = {**given.get("estimator_args", {}), "budget": self.per_client * clients}
+        made_by, given = self._made_by, dict(self.arguments)
         takes = inspect.signature(made_by).parameters
         known = {name: getattr(federation, name) for name in ("performance", "mode", "rounds")}
         known["loss"] = None if federation.classifies else federation.performance

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmetrics import Metric
-
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.scores import BenchResults, Values
@@ -32,12 +30,9 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
             made = each.build(federation)
             if isinstance(made, ContributionMetric):
                 made.check(federation.num_samples)
-            if isinstance(made, Metric):
-                companies.setdefault((each.client_algorithm or _coalitions(made), _asks_clients(made)), {})[name] = each
-            else:
-                data, start = federation.datamodule(), time.process_time()
-                result.values[name] = made(data)
-                result.seconds[name] = time.process_time() - start
+            coalitions = str(made.coalitions) if isinstance(made, ShadowShapley) else ""
+            by_clients = isinstance(made, ContributionMetric) and made.evaluates
+            companies.setdefault((each.client_algorithm or coalitions, by_clients), {})[name] = each
         except WrongArguments:
             raise
         except Exception as error:
@@ -57,16 +52,6 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
             _fit(federation, {}, seed)  # raises unless the metric is to blame
             result.record_error(next(iter(company)), fault)
     return result
-
-
-def _coalitions(metric: Metric) -> str:
-    """Return a :class:`flsv.metrics.ShadowShapley`'s ``coalitions`` as text, "" for other metrics."""
-    return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
-
-
-def _asks_clients(metric: Metric) -> bool:
-    """Return whether clients evaluate models for the metric on their own validation samples."""
-    return isinstance(metric, ContributionMetric) and metric.evaluates
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
@@ -93,9 +78,6 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
     for name, metric in metrics.items():
         found.values[name] = overall(metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu())
         found.evaluations[name] = int(getattr(metric, "evaluations", 0))
-        if isinstance(metric, ContributionMetric):
-            ends = metric.intervals(value=found.values[name])
-            found.intervals |= {} if ends is None else {name: ends}
         if len(metrics) == 1:
             found.seconds[name] = clock.seconds
     return found

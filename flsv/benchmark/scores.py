@@ -82,9 +82,8 @@ def _filled(values: Tensor) -> Tensor:
 #: Columns of values.csv, and the function that reads the cells of each.
 COLUMNS: dict[str, Cell] = {
     **{"federation": str, "seed": parse_int, "metric": str, "client": parse_int, "value": number_or_nan},
-    **{"low": number_or_nan, "high": number_or_nan, "identity": str},
+    "identity": str,
 }
-Interval = tuple[Tensor, Tensor]
 Key = tuple[str, int, str]
 """Key of a run's values: name of the federation, seed, name of the metric."""
 
@@ -104,15 +103,15 @@ class Values:
     evaluations: dict[str, int] = field(default_factory=dict)
     #: Processor time of the whole fit in seconds.
     fit: float = 0.0
-    #: `{metric: (low, high)}`, the ends `[n]` of the 90 % intervals that a metric reports, if it does.
-    intervals: dict[str, Interval] = field(default_factory=dict)
     #: `{metric: traceback}` of errors other than a `ConfigurationError`.
     failed: dict[str, str] = field(default_factory=dict)
 
     def record_error(self, metric: str, error: Exception) -> None:
         """Record the error because of which a metric has no values."""
-        errors = self.refused if isinstance(error, ConfigurationError) else self.failed
-        errors[metric] = error_text(error)
+        if isinstance(error, ConfigurationError):
+            self.refused[metric] = str(error)
+        else:
+            self.failed[metric] = "".join(traceback.format_exception(error))
 
     def add(self, other: Values) -> None:
         """Add the results ``other`` of another fit."""
@@ -120,11 +119,6 @@ class Values:
             if name != "fit":
                 getattr(self, name).update(found)
         self.fit += other.fit
-
-
-def error_text(error: Exception) -> str:
-    """Return the text of a ``ConfigurationError``, or the traceback of another error."""
-    return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
 
 
 class BenchResults:
@@ -136,18 +130,14 @@ class BenchResults:
         self._identity = identity
         self.failed: dict[Key, str] = {}
         self.values: dict[Key, Tensor] = {}
-        self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
         self._kept = None if folder is None else ResultFile(folder / "values.csv", COLUMNS, key=3)
-        rows: dict[Key, list[tuple[float, ...]]] = {}
+        rows: dict[Key, list[float]] = {}
         for row in self._kept.rows if self._kept is not None else ():
             key = (row["federation"], row["seed"], row["metric"])
             if row["identity"] == identity(row["federation"], row["metric"]):
-                rows.setdefault(key, []).append((row["value"], row["low"], row["high"]))
-        for key, found in rows.items():
-            self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
-            if (low == low).any():
-                self.intervals[key] = low, high
+                rows.setdefault(key, []).append(row["value"])
+        self.values |= {key: torch.tensor(found, dtype=torch.float64) for key, found in rows.items()}
 
     def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
         """Return ``{seed: values}``, a metric's values in a federation, sorted by seed."""
@@ -162,12 +152,8 @@ class BenchResults:
         for name, values in run.values.items():
             key = (federation, seed, name)
             self.values[key] = values.double()
-            none = torch.full_like(values, NAN)
-            low, high = run.intervals.get(name, (none, none))
-            if name in run.intervals:
-                self.intervals[key] = low.double(), high.double()
-            for client, cells in enumerate(torch.stack([values, low, high], 1).tolist()):
-                texts = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
-                rows.append([*key, client, *texts, self._identity(federation, name)])
+            for client, value in enumerate(values.tolist()):
+                cell = "" if value != value else f"{value:.8g}"
+                rows.append([*key, client, cell, self._identity(federation, name)])
         if self._kept is not None:
             self._kept.add(rows)

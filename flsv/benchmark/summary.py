@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas
 from pandas import DataFrame, Series
 from scipy import stats
-from torch import Tensor
 
 from flsv.benchmark.federation import SETS, Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import run_metrics
-from flsv.benchmark.scores import (
-    NAN,
-    BenchResults,
-    Interval,
-    auroc,
-    share_error,
-    shares,
-    spearman,
-)
+from flsv.benchmark.scores import NAN, BenchResults, auroc, share_error, spearman
 from flsv.benchmark.truth import Truth
 from flsv.utilities.csv_files import Cell, number_or_nan
 from flsv.utilities.result_file import ResultFile
@@ -39,7 +29,7 @@ COST_COLUMNS: dict[str, Cell] = {
 #: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
 BY_SET = [
     *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
-    *("misallocated", "interval_covers", "federations", "ms_a_round"),
+    *("misallocated", "federations", "ms_a_round"),
 ]
 
 
@@ -53,39 +43,6 @@ class Cost:
     evaluations: float
     #: Processor time of the rest of the fit per round in seconds.
     training: float
-
-
-def as_shares(values: Tensor, interval: Interval) -> Interval | None:
-    """Convert intervals of values ``[n]`` to intervals of shares, or None without a value above 0.
-
-    Example:
-        >>> import torch
-        >>> as_shares(torch.tensor([3.0, 1.0, -1.0]), (torch.tensor([2.0, 0.0, -3.0]), torch.tensor([4.0, 2.0, 1.0])))
-        (tensor([ 0.5000,  0.0000, -0.7500]), tensor([1.0000, 0.5000, 0.2500]))
-    """
-    total = values.nan_to_num(0, 0, 0).clamp(min=0).sum()
-    return (interval[0] / total, interval[1] / total) if total > 0 else None
-
-
-def covered(results: BenchResults, federations: Known, metric: str) -> float:
-    """Compute the fraction of clients whose true share is in their 90 % interval."""
-    held: list[bool] = []
-    for name, (_, truth) in federations.items():
-        for seed, values in results.runs(name, metric).items():
-            interval = results.intervals.get((name, seed, metric))
-            ends = None if interval is None else as_shares(values, interval)
-            if ends is not None:
-                held += _held(ends, shares(truth.mean))
-    return float(np.mean(held)) if held else NAN
-
-
-def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Return for each client with an interval whether it contains its ``value [n]``."""
-    low, high = interval
-    known = (low == low) & (high == high)
-    # An end equals the value if nothing has varied: rounding must not exclude the value.
-    slack = 1e-6 * value.abs()
-    return ((low - slack <= value) & (value <= high + slack))[known].tolist()
 
 
 def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
@@ -102,7 +59,6 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
     table[kinds] = scores.groupby("metric")[kinds].mean()
     for metric in table.index:
         table.loc[metric, "interval"] = _interval(scores[scores["metric"] == metric])
-        table.loc[metric, "seeds"] = Series(_between_seeds(results, name, metric) for name in federations).mean()
     table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
     return table.sort_values("all", ascending=False, kind="stable")
 
@@ -115,7 +71,6 @@ def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], co
         if not some:
             continue
         table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
-        table["interval_covers"] = [covered(results, some, metric) for metric in table.index]
         table = table.assign(
             set=which, of_ceiling=table["all"] / Series(truth.ceiling for _, truth in some.values()).mean()
         )
@@ -178,10 +133,6 @@ def costs(
         if kept is not None:
             kept.add([[name, *(f"{number:.6g}" for number in astuple(known[name])), own[name]]])
     return known
-
-
-def _between_seeds(results: BenchResults, federation: str, metric: str) -> float:
-    return Series([spearman(*pair) for pair in combinations(results.runs(federation, metric).values(), 2)]).mean()
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:

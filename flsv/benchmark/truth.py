@@ -20,7 +20,6 @@ from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, spearman
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.functional.intervals import half_width
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
@@ -73,12 +72,6 @@ class Truth:
     def mean(self) -> Tensor:
         """Mean of the Shapley values over the seeds, float64 ``[n]``."""
         return self.values.mean(0)
-
-    def interval(self, level: float = 0.9) -> Tensor:
-        """Compute half the width of :attr:`mean`'s t-interval over the seeds, float64 ``[n]``."""
-        count = len(self.seeds)
-        variance = self.values.var(0, correction=min(1, count - 1)) / count
-        return half_width(variance, torch.full_like(variance, count - 1), level)
 
     @property
     def ceiling(self) -> float:

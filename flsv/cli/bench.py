@@ -1,4 +1,5 @@
-"""``flsv bench``: a benchmark of contribution metrics against retrained Shapley values.
+"""flsv bench: a benchmark of contribution metrics against retrained Shapley
+values.
 
     flsv bench                                all metrics, all federations
     flsv bench --metric my_package.MyMetric   a metric of your own, in minutes
@@ -7,18 +8,19 @@
     flsv bench --federations mine.yaml        a federation of your own
     flsv bench --list                         metrics and federations
 
-Federations whose data are not on this machine are left out. Every metric is compared with the truth: the Shapley values
-of the game in which each coalition of a federation's clients was trained, several times. The package contains
-the truth of its own federations; for a federation of your own, the coalitions are trained first. A command that was
-stopped continues when it is started again: finished values are kept in ``--out``.
+Federations whose data are not on this machine are left out. Every metric is
+compared with the truth: the Shapley values of the game in which each coalition
+of a federation's clients was trained, several times. The package contains the
+truth of its own federations; for a federation of your own, the coalitions are
+trained first. A command that was stopped continues when it is started again:
+finished values are kept in --out.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pandas import DataFrame
@@ -55,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
         help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
     )
     parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
-    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="list the metrics and federations")
     parser.add_argument("--seeds", type=from_1, help="number of runs of every federation. Default: 3")
     parser.add_argument(
@@ -74,7 +75,9 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    say, entries = printer(quiet), _entries(options.metric or METRICS)
+    say, entries = printer(quiet), dict(map(entry, options.metric or METRICS))
+    if any(each.own for each in entries.values()):
+        entries |= {name: METRICS[name] for name in BASELINES}
     with FolderLock(options.out):
         known = _known(options, say)
         seeds = options.seeds or (1 if options.quick else 3)
@@ -88,16 +91,9 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         return _say_failures(results, entries)
 
 
-def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return ``{name: entry}`` of the metrics ``names``, and of :data:`BASELINES` if one is the user's own."""
-    entries = dict(map(entry, names))
-    own = any(each.own for each in entries.values())
-    return entries | {name: METRICS[name] for name in BASELINES} if own else entries
-
-
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
     """Return ``{name: (federation, truth)}`` of the requested federations."""
-    asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
+    asked = available_federations(options.federations or (QUICK if options.quick else SETS), say)
     for each in asked:
         if each.name not in names():
             each.check()
@@ -106,7 +102,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
     """Return the packaged truth, or train the coalitions of a federation that is not the package's."""
-    if each.name in names() and replace(each, root=None) == federation(each.name):
+    if each.name in names() and each == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
     if not (folder / f"{each.name}.csv").is_file():

@@ -3,7 +3,6 @@ that ``flsv predict`` writes."""
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,8 +24,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
-#: Patterns of the folder of a numbered run, and of the name of a last checkpoint; a resumed run adds ``last-v1``.
-_NUMBERED, _LAST = re.compile(r"version_(\d+)"), re.compile(r"last(?:-v(\d+))?")
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -79,15 +76,13 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
-    patterns += [(Path(own.dirpath), "*.ckpt") for own in _model_checkpoints(trainer) if own.dirpath is not None]
+    own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
+    patterns += [(Path(folder), "*.ckpt") for folder in own if folder is not None]
     found = [path for folder, pattern in patterns for path in folder.glob(pattern)]
     if not found:
         where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
         raise ConfigurationError(f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out.")
-    ages: dict[Path, Any] = {path: _age(path) for path in found}
-    if None in ages.values():  # not all are in folders that Lightning numbers
-        ages = {path: path.stat().st_mtime_ns for path in found}
-    newest = max(found, key=ages.__getitem__)
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
     if word == "last":
         return newest
     options = {} if weights_only is None else {"weights_only": weights_only}
@@ -98,23 +93,6 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
             "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
         )
     return best
-
-
-def _age(path: Path) -> tuple[int, int, int] | None:
-    """Return a key that sorts checkpoints by age; None for one outside of the folder of a numbered run."""
-    run, last = _NUMBERED.fullmatch(path.parent.parent.name), _LAST.fullmatch(path.stem)
-    if run is None or path.parent.name != "checkpoints":
-        return None
-    return int(run[1]), 0 if last is None else 1 + int(last[1] or 0), path.stat().st_mtime_ns
-
-
-def has_saved(trainer: L.Trainer) -> bool:
-    """Return whether this trainer has saved a checkpoint that ``--ckpt_path last`` would find."""
-    return any(each.dirpath and any(Path(each.dirpath).glob("*.ckpt")) for each in _model_checkpoints(trainer))
-
-
-def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
-    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,7 @@ def find_config(given: str) -> Path:
     names = packaged_names()
     if given in names:
         return FOLDER / f"{given}.yaml"
-    near = difflib.get_close_matches(given.removeprefix("configs/").removesuffix(".yaml"), names, 5, cutoff=0)
-    raise ConfigurationError(f"there is no configuration file {given}. Nearest that come with flsv: {', '.join(near)}.")
-
-
-def is_yaml(given: str) -> bool:
-    """Return whether a text that was given as a configuration file is YAML itself, not a path or a name."""
-    return "{" in given or ": " in given or "\n" in given
+    raise ConfigurationError(f"there is no configuration file {given}. With flsv come {', '.join(names)}.")
 
 
 class _Loader(yaml.SafeLoader):

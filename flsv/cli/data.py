@@ -1,12 +1,15 @@
-"""``flsv data``: each client's samples, classes and columns, before anything is trained.
+"""flsv data: each client's samples, classes and columns, before anything is
+trained.
 
     flsv data federation.yaml
     flsv data --config quickstart --data.source patients.csv --data.labels died
 
-Reads the section "data" of a configuration of flsv fit and shows each client's samples and classes, how each column of
-a table is used, and the fraction of its values that each client lacks; and notes on problems, such as a rare class.
-With --out, the folder gets the same tables as samples.csv and columns.csv, and summary.csv: pandas' description of each
-column at each client. Nothing is trained, and other sections of the file are ignored.
+Reads the section "data" of a configuration of flsv fit and shows each client's
+samples and classes, how each column of a table is used, and the fraction of
+its values that each client lacks; and notes on problems, such as a rare class.
+With --out, the folder gets the same tables as samples.csv and columns.csv, and
+summary.csv: pandas' description of each column at each client. Nothing is
+trained, and other sections of the file are ignored.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 import warnings
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, one_line_warnings, status_of, terminable
-from flsv.utilities.atomic_files import Vanished
+from flsv.cli.command import NO_BARS, terminable
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -35,8 +35,6 @@ OWN = {
 }
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
 MANY_FITS = ("retrain", "repeat", "bench")
-#: Subcommands that distribute their fits over the processes of ``torchrun``.
-ON_RANKS = ("retrain",)
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
 AT_ONCE = ("init", "new", "report")
 QUIET = ("-q", "--quiet")
@@ -55,7 +53,6 @@ UNSAID = (
 )
 #: No space left, quota exceeded, file too large, input/output error, read-only file system.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-_GO_ON = ", a fit that has saved a checkpoint with --ckpt_path last."
 
 
 def main(args: list[str] | None = None) -> int:
@@ -68,26 +65,25 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            with terminable(), one_line_warnings():
+            with terminable():
                 return _run(given)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt as stopped:
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if not isinstance(stopped, KeyboardInterrupt) and stopped.code != 128 + signal.SIGTERM:
+            raise
         kept = given[:1] and given[0] in MANY_FITS
         after = ". Finished work is kept: run the same command again to continue." if kept else ""
         print(f"flsv: stopped{after}", file=sys.stderr)
-        return status_of(stopped)
+        return 128 + (signal.SIGINT if type(stopped) is KeyboardInterrupt else signal.SIGTERM)
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except FileNotFoundError as error:
-        if not (gone := _gone(error)):
-            raise
-        return _failed(f"{gone}. Move it back, and start again{_GO_ON}")
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        return _failed(f"{error}. What was saved before is whole: make room, and start again{_GO_ON}")
+        print(f"flsv: error: {error}. What was saved before is whole: make room, and go on.", file=sys.stderr)
+        return 1
     except ValueError as error:
         # An error of a nested object's arguments arrives wrapped in the parser's own.
         cause: BaseException | None = error
@@ -95,23 +91,8 @@ def main(args: list[str] | None = None) -> int:
             cause = cause.__cause__
         if cause is None:
             raise
-        return _failed(str(cause), 2)
-
-
-def _failed(why: str, status: int = 1) -> int:
-    print(f"flsv: error: {why}", file=sys.stderr)
-    return status
-
-
-def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the error about a file that vanished while the command wrote it; None if ``error`` is another one."""
-    while error is not None:
-        if isinstance(error, Vanished):
-            return error
-        if isinstance(error, FileNotFoundError) and "tfevents" in (name := str(error.filename)):
-            return Vanished(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        error = error.__context__
-    return None
+        print(f"flsv: error: {cause}", file=sys.stderr)
+        return 2
 
 
 def _run(given: list[str]) -> int:
@@ -126,7 +107,7 @@ def _run(given: list[str]) -> int:
 
 
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
-    if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in AT_ONCE:
         _leave_out(quiet or command in MANY_FITS)
@@ -135,11 +116,6 @@ def _run_own(command: str, args: list[str], quiet: bool) -> int:
 
 
 def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
-    if given == ["fit"]:
-        raise ConfigurationError(
-            "flsv fit: name a federation to train: --config quickstart for five clients with handwritten digits, "
-            "--config FILE, or options such as --data.source. flsv fit --help lists them."
-        )
     _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
@@ -174,6 +150,12 @@ def _leave_out(quiet: bool) -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)
     for message in UNSAID:
         warnings.filterwarnings("ignore", message=message)
+    warnings.formatwarning = _format_warning
+
+
+def _format_warning(text: Any, kind: type[Warning], file: str, line: int, _: str | None = None) -> str:
+    """Return a warning as one line, without the place in the code if it is for users."""
+    return f"warning: {text}\n" if kind is UserWarning else f"{file}:{line}: {kind.__name__}: {text}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:

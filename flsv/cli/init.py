@@ -1,11 +1,12 @@
-"""``flsv init`` copies a packaged configuration, or a template of a Flower project, into a folder.
+"""flsv init copies a packaged configuration, or a template of a Flower project,
+into a folder.
 
     flsv init --config quickstart         quickstart.yaml, here
     flsv init mine --config fedavg --config scenarios/guo_noisy
     flsv init --flower my_federation      a project that `flwr run` starts
 
-A copy in the working folder is used from then on instead of the packaged configuration. If a file exists already,
-the command fails and copies nothing.
+A copy in the working folder is used from then on instead of the packaged
+configuration. If a file exists already, the command fails and copies nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""``flsv new``: a metric of your own, as a small package to start from.
+"""flsv new: a metric of your own, as a small package to start from.
 
     flsv new metric UpdateNorm
     flsv new metric UpdateNorm --out packages
 
-The package is a folder with the class, a test by flsv.testing that passes as it is, a configuration, a README and a
-pyproject.toml whose entry point gives the class a name in every configuration once it is installed.
+The package is a folder with the class, a test by flsv.testing that passes as
+it is, a configuration, a README and a pyproject.toml whose entry point gives
+the class a name in every configuration once it is installed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def new(name: str, out: Path = Path()) -> Path:
     """
     import jinja2
 
-    class_name, module = names_of(name)
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(module) or keyword.iskeyword(name):
+        raise ConfigurationError(f"{name!r} is no name of a class: expected letters and digits, such as UpdateNorm.")
     folder = out / module
     if folder.exists():
         raise ConfigurationError(f"{folder} is there already: choose another name, or another place by --out.")
@@ -55,27 +58,12 @@ def new(name: str, out: Path = Path()) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    given = {"name": class_name, "module": module, "version": __version__}
+    given = {"name": name, "module": module, "version": __version__}
     folder.mkdir(parents=True)
     for file, template in FILES.items():
         text = templates.get_template(template).render(given)
         (folder / file.format(module=module)).write_text(text, encoding="utf-8")
     return folder
-
-
-def names_of(name: str) -> tuple[str, str]:
-    """Return the names of the class and the package, made from either of them.
-
-    Example:
-        >>> names_of("UpdateNorm"), names_of("json_lines"), names_of("MRShapley2")
-        (('UpdateNorm', 'update_norm'), ('JsonLines', 'json_lines'), ('MRShapley2', 'mr_shapley2'))
-    """
-    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    class_name = name if name[:1].isupper() else "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    bad = not (name.isascii() and name.isidentifier()) or name.startswith("_")
-    if bad or keyword.iskeyword(module) or keyword.iskeyword(class_name):
-        raise ConfigurationError(f"{name!r} is no name of a class: expected letters and digits, such as UpdateNorm.")
-    return class_name, module
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

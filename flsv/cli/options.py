@@ -13,10 +13,9 @@ import lightning as L
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
-from flsv.cli.command import TextHelp
-from flsv.cli.configs import check_file, find_config, is_yaml
+from flsv.cli.configs import check_file, find_config
+from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
-from flsv.utilities.plugins import why_no_class
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
 BY_NAME = "federation.metrics"
@@ -30,7 +29,7 @@ class ConfigFile(ActionConfigFile):
     """Action of ``--config``: a file or a packaged name, without double keys; metrics of several files are merged."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if isinstance(values, str) and not is_yaml(values):
+        if isinstance(values, str) and not set("{\n") & set(values):
             values = str(find_config(values))
             check_file(Path(values))
         held = cfg.get(BY_NAME)
@@ -40,14 +39,11 @@ class ConfigFile(ActionConfigFile):
             cfg[BY_NAME] = {**held, **now}
 
 
-class OptionHelp(TextHelp, DefaultHelpFormatter):
-    """Formatter of help whose usage line has no list of all options."""
+class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Formatter of jsonargparse's help that shows a description as it is, and docstrings without markup."""
 
-    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        if prefix is None:  # otherwise the usage becomes the name of a subcommand
-            files = any("--config" in action.option_strings for action in actions)
-            usage = f"%(prog)s {'[--config CONFIG ...] ' if files else ''}[options]"
-        super().add_usage(usage, actions, groups, prefix)
+    def _expand_help(self, action: argparse.Action) -> str:
+        return plain(super()._expand_help(action))
 
 
 class FitParser(LightningArgumentParser):
@@ -56,26 +52,25 @@ class FitParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         for package, name in re.findall(r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""):
             check_lightning(getattr(sys.modules.get(package), name, None))
-        wrong = re.findall(r"Problem with given class_path '([\w.]+)'", message)
-        return super().error(next(filter(None, map(why_no_class, wrong)), message).strip(), ex)
+        return super().error(message, ex)
 
 
 #: Arguments of all parsers that are made here by jsonargparse.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
+#: The first line of their help, instead of a list of all options.
+USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
     """Return a parser for the ``{section: class}`` that a command reads; other sections may stand in files only."""
-    parser = ArgumentParser(prog=prog, description=description, **PARSER)
+    parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
         parser.add_class_arguments(kind, name)
-    for name in {"trainer", "federation", "value"} - {*sections}:
-        parser.add_argument(f"--{name}", type=_of_a_file, help=SUPPRESS)
     parser.add_argument(
         "--seed_everything", type=int | bool, default=0, help="seed of everything that has no seed of its own"
     )
-    for name in ("model", "optimizer", "lr_scheduler", "ckpt_path"):
+    for name in {"trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value"} - {*sections}:
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
 
@@ -87,11 +82,3 @@ def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
     # Before jsonargparse 4.49 the method had the second name.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     return instantiate(options)
-
-
-def _of_a_file(given: Any) -> Any:
-    if isinstance(given, str):
-        raise argparse.ArgumentTypeError(
-            "this command trains nothing: options of flsv fit may stand in a file, but not on the command line"
-        )
-    return given

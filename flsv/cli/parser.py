@@ -1,13 +1,8 @@
-"""Federated learning in which every participant's contribution is measured.
-
-LightningCLI with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. ``flsv --help``
-lists the other subcommands.
-"""
+"""The LightningCLI of ``flsv fit``, ``validate``, ``test`` and ``predict``, with a section ``federation``."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -24,15 +19,15 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
-from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
+from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
+from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.results.folder import arguments_of_fit, leaves_files, run_folder, runs_folder, where_results_are
+from flsv.results.folder import leaves_files, run_folder, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
@@ -86,6 +81,7 @@ class FederatedCLI(LightningCLI):
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.usage = USAGE
         for group, base in PARTS.items():
             installed(group, base)  # jsonargparse finds an imported class by its name alone
         parser.add_lightning_class_args(FederatedLoop, "federation")
@@ -110,9 +106,7 @@ class FederatedCLI(LightningCLI):
             kwargs |= self._on_ranks(trainer)
         try:
             made = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:
-            if isinstance(error, ConfigurationError):
-                raise
+        except (MisconfigurationException, ValueError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
         # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
@@ -164,20 +158,11 @@ class FederatedCLI(LightningCLI):
                 raise
             if started_by_script():
                 time.sleep(PATIENCE)  # the script, which ends this rank, is killed once a rank has failed
-            if subcommand == "fit" and self.trainer.is_global_zero:
-                self._say_how_to_go_on()
+            if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
+                if not self.loop.reporting.table:
+                    self.say_where(1)
+                print("Go on:   the same command with --ckpt_path last", flush=True)
             raise stop from None
-
-    def _say_how_to_go_on(self) -> None:
-        """Print the folder of a stopped fit's results, unless the table has named it, and then the command that resumes
-        the fit."""
-        if not self.loop.reporting.table:
-            self.say_where(1)
-        if (arguments := arguments_of_fit()) is None:  # a part of another command
-            return
-        path = "last" if has_saved(self.trainer) else self.config_init["fit"].ckpt_path
-        more = f" --ckpt_path {shlex.quote(path)}" if path else "  # from the start: no checkpoint was saved"
-        print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
         """Print, on rank 0, where the results are and further commands, or the first ``lines`` lines of that."""
@@ -241,7 +226,7 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         auto_configure_optimizers=False,
         seed_everything_default=0,
         trainer_defaults={"max_epochs": 10, "log_every_n_steps": 1},
-        parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
+        parser_kwargs={"prog": "flsv", "version": __version__},
         save_config_callback=SavedConfig,
         save_config_kwargs={"save_to_log_dir": False},
         args=args,

@@ -1,12 +1,16 @@
-"""``flsv repeat``: the same federation with several seeds, and each client's mean contribution.
+"""flsv repeat: the same federation with several seeds, and each client's mean
+contribution.
 
     flsv repeat 5 --config quickstart
     flsv repeat 5 --config digits --out runs/digits
 
-Contributions vary with the seed of a run. This command runs the federation N times, on the same clients with the same
-data, and writes repeat.csv: for every metric and client the mean over the runs, the standard deviation, and an interval
-of the mean. Averaging over runs that differ at random is the idea of FedRandom (arXiv 2602.05693). flsv report of any
-of the runs uses these means to share a budget out. Finished runs are kept: start a stopped command again to continue.
+Contributions vary with the seed of a run. This command runs the federation N
+times, on the same clients with the same data, and writes repeat.csv: for every
+metric and client the mean over the runs, the standard deviation, and an
+interval of the mean. Averaging over runs that differ at random is the idea of
+FedRandom (arXiv 2602.05693). flsv report of any of the runs uses these means
+to share a budget out. Finished runs are kept: start a stopped command again to
+continue.
 """
 
 from __future__ import annotations
@@ -40,17 +44,16 @@ def repeat(
     arguments: Sequence[str],
     out: Path = Path("runs/repeat"),
     *,
-    first_seed: int = 0,
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Run a federation with several seeds; return a table with the columns ``HEADER`` of the reader, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
-    first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
+    first = make_cli([*arguments, "--seed_everything=0", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
-    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed, out) as file:
-        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
+    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), 0, out) as file:
+        made = _runs(range(runs), file, kept, out, bars, say)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
     rows = seed_summary(made)
@@ -100,13 +103,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = command_parser("flsv repeat", __doc__, further)
     parser.add_argument("runs", metavar="N", type=int, help="number of runs; comes before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
-    parser.add_argument(
-        "--first-seed", type=int, default=0, help="seed of the first run; the next runs have the next seeds"
-    )
     options, rest = parser.parse_known_args(list(args))
     bars, say = sys.stdout.isatty() and not quiet, printer(quiet)
     with FolderLock(options.out):
-        rows, path = repeat(options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=say)
+        rows, path = repeat(options.runs, rest, options.out, bars=bars, say=say)
     if not quiet:
         _show(rows, options.runs)
     print(f"Summary: {display_path(path)}")

@@ -1,16 +1,20 @@
-"""``flsv report``: a run's results as a page to hand out.
+"""flsv report: a run's results as a page to hand out.
 
     flsv report lightning_logs/version_0
     flsv report lightning_logs/version_0 --budget 10000 --by value
     flsv report lightning_logs/version_0 --client 3 --out boston.html
 
-Writes one HTML file that needs no network. Its first page says how much each partner has contributed and what speaks
-against relying on it; the appendix shows how this was measured, the values per class and over the rounds,
-settings of the federation and hashes of samples. With --client, the page is for this participant: about the
-others it contains only means over all participants, and these only if there are five or more and the run has ended.
-With --budget, the page says whether the values are suitable for payment, and shows each partner's share and its amount
-in whole cents, with intervals. shares.csv beside the page has the same numbers. Copies and outliers that the run has
-found are named beside the amounts, but no amount is held back for them.
+Writes one HTML file that needs no network. Its first page says how much each
+partner has contributed and what speaks against relying on it; the appendix
+shows how this was measured, the values per class and over the rounds,
+settings of the federation and hashes of samples. With
+--client, the page is for this participant: about the others it contains only
+means over all participants, and these only if there are five or more and the
+run has ended. With --budget, the page says whether the values are suitable for
+payment, and shows each partner's share and its amount in whole cents, with
+intervals. shares.csv beside the page has the same numbers. Copies and outliers
+that the run has found are named beside the amounts, but no amount is held back
+for them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
     flsv retrain lightning_logs/version_0 --without Lyon
     flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
-    torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
 of its clients, and computes Shapley values from the results. By default it trains each client alone, all but one, and
@@ -13,7 +12,7 @@ all (2 n + 1 trainings for n clients), with three seeds; it predicts the outputs
 theirs, and scores these. If models are scored by a value that the module logs, or by the clients, there are no outputs:
 then it predicts the scores, and says so. --trainings all trains all coalitions, and the values are exact for these
 trainings; --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each training is a process of
-its own, --jobs of them at once; under torchrun the processes share the coalitions among them. The coalition of all must
+its own, --jobs of them at once. The coalition of all must
 come to the weights of the run's last checkpoint, or there are no values. A training that fails is named, and the others
 go on.
 
@@ -42,7 +41,6 @@ is written to with_NAME.csv, a row for each seed and one for their mean with its
 from __future__ import annotations
 
 import importlib
-import signal
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,10 +55,9 @@ import joblib
 import torch
 from pandas import DataFrame
 
-from flsv.cli.command import Terminated, command_parser, display_path, from_1, printer
+from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
 from flsv.core.artifacts import client_folders
-from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.intervals import BRACKETS, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges
@@ -106,7 +103,10 @@ def retrain(
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.intervals.
-    _check_performance(metric, mode)
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r} needs a logged value: name it, too (metric).")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
     with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
@@ -114,17 +114,16 @@ def retrain(
             warnings.warn(text, stacklevel=2)
         for text in facts.said:
             say(text)
-        ranks, names = ranks_of_environment(), facts.question.names
+        names = facts.question.names
         outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
-        store = UtilityStore(run / facts.question.file, names, facts.settings, ranks=ranks, outputs=outputs)
+        store = UtilityStore(run / facts.question.file, names, facts.settings, outputs=outputs)
         if not (changes or facts.another_game):
             by = [facts.by] if len(names) == 1 else names
             learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
         trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
         found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
     rows = _table(found, facts, bool(overrides))
-    if ranks.rank == 0:
-        save_table(run / RETRAINED, rows)
+    save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
 
@@ -198,8 +197,8 @@ def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: flo
     def task(piece: Piece | Prediction) -> Callable[[], Any]:
         return partial(train, facts, piece, threads)
 
-    proved_by = None if facts.checkpoint is None else facts.seed
-    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, proved_by, in_children)
+    verified_by = None if facts.checkpoint is None else facts.seed
+    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -227,13 +226,6 @@ def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
     return DataFrame(columns)
 
 
-def _check_performance(metric: str | None, mode: str | None) -> None:
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: name the logged value, too (metric).")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
-
-
 def _show(rows: DataFrame, planned: int | None) -> None:
     ends = (rows[name].tolist() for name in ("value", "low", "high"))
     columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
@@ -242,17 +234,6 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     print(BRACKETS)
     for text in against_retrained(rows.to_dict("records")).values():
         print(text)
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Raise :class:`Terminated` within this context in place of SIGTERM's SystemExit."""
-    try:
-        yield
-    except SystemExit as stopped:
-        if stopped.code != 128 + signal.SIGTERM:
-            raise
-        raise Terminated from None
 
 
 @contextmanager
@@ -326,21 +307,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, rest = _parser().parse_known_args(list(args))
     _check_options(options)
-    rank = ranks_of_environment().rank
-    silent = quiet or rank > 0
-    say = printer(silent)
     without, joining, backend = (vars(options).pop(name) for name in ("without", "joining", "backend"))
-    lock = FolderLock(options.run) if rank == 0 and options.run.is_dir() else nullcontext()
-    with _workers_of(backend), lock, _terminated():
+    lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
+    with _workers_of(backend), lock:
         changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
         if joining:
             path = _with(options.run, joining, options, changes)
         elif without:
             path = _without(options.run, without, options, changes, torch.get_num_threads())
         else:
-            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=say)
-    if rank:
-        return
-    if not (quiet or without or joining):
-        _show(rows, read_record(options.run / RECORD).get("rounds"))
+            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(quiet))
+            if not quiet:
+                _show(rows, read_record(options.run / RECORD).get("rounds"))
     print(f"{'Saved' if without else 'Retrained'}: {display_path(path)}")

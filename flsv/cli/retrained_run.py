@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.parser import FederatedCLI
-from flsv.cli.saved_run import changed_settings, check_data, judges_of, make_run, performance_by, saved_run
+from flsv.cli.saved_run import QUIET, make_run, saved_run
+from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
@@ -30,7 +32,7 @@ from flsv.games.performance import (
     title_of,
     warn_of_rarity,
 )
-from flsv.results.folder import RECORD
+from flsv.results.folder import CONFIG, RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
@@ -56,7 +58,7 @@ class Question:
     def answered_by(self, loop: FederatedLoop) -> Question:
         """Return a copy with the measure and judges of the metrics of ``loop`` for None."""
         metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
-        return replace(self, metric=metric, mode=mode, judges=self.judges or judges_of(loop))
+        return replace(self, metric=metric, mode=mode, judges=self.judges or _judges_of(loop))
 
     @property
     def names(self) -> Sequence[str]:
@@ -124,7 +126,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         question = question.answered_by(loop)
         measure: Any = question.measure
         identity = cli.identity()
-        check_data(run, read_record(run / RECORD), identity, data.client_names)
+        _check_data(run, read_record(run / RECORD), identity, data.client_names)
         check_draws(sampler_of(loop, question.participation), few_coalitions(data.num_clients, which))
         draws = not isinstance(loop.config.sampler, FullParticipation)
         another_game = draws and question.participation == "all"
@@ -146,13 +148,60 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
             title=title_of(measure, data.positive_class) if scores_positive(measure) else by,
             majority=_majority(cli) if by == "accuracy" else NAN,
             settings=settings,
-            changed=changed_settings(run, identity),
+            changed=_changed_settings(run, identity),
             another_game=another_game,
             said=[] if why_not is None else [why_not],
             warned=[str(each.message) for each in warned],
             on_cpu=cli.trainer.strategy.root_device.type == "cpu",
             checkpoint=checkpoint,
         )
+
+
+def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
+    """Check that the clients and their samples are the same as in the run."""
+    before = record["clients"]
+    if [*names] != before:
+        found = [f"its clients are {', '.join(before)}, and these are {', '.join(names)}"]
+    else:
+        found = identity.differences(Identity(identity.settings, record["hashes"]))
+    if found:
+        raise ConfigurationError(
+            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
+            "run on."
+        )
+
+
+def _changed_settings(run: Path, identity: Identity) -> list[str]:
+    """Return a text for each setting of ``identity``, except the number of rounds, that differs from the run's."""
+    before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
+    silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
+    return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
+
+
+def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
+    """Return ``(performance, mode)`` as the arguments of a run's metrics; accuracy if none has a performance."""
+    found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
+    named: dict[tuple[Any, str | None], None] = {}
+    for by in (found | loop.contribution_metrics.performances).values():
+        name = by if isinstance(by, str) else by.called
+        if name == "per_class_accuracy":
+            named["balanced_accuracy", None] = None
+        elif name:
+            named[name, None] = None
+        else:
+            named[by.of, by.mode] = None
+    if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
+        raise ConfigurationError(
+            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: choose one with --metric."
+        )
+    return next(iter(named), ("accuracy", None))
+
+
+def _judges_of(loop: FederatedLoop) -> Judges:
+    """Return who scored coalitions' models in a run: ``"clients"`` if the clients did so for all metrics, else
+    ``"server"``."""
+    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.contribution_metrics.performances}
+    return "clients" if found == {"clients"} else "server"
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:

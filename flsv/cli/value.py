@@ -1,11 +1,14 @@
-"""``flsv value``: the value of clients and of their samples, before anything is trained.
+"""flsv value: the value of clients and of their samples, before anything is
+trained.
 
     flsv value --config digits --config value
 
-No model is trained. The command computes the Wasserstein distance of every client's data from the server's validation
-set (without one, from the clients' barycenter), contribution shares, and the samples that the clients flag as
-suspicious. Only the sections ``data`` and ``value`` of a configuration file of flsv fit are read. Li et al., "Data
-Valuation and Detections in Federated Learning" (FedBary), CVPR 2024.
+No model is trained. The command computes the Wasserstein distance of every
+client's data from the server's validation set (without one, from the clients'
+barycenter), contribution shares, and the samples that the clients flag as
+suspicious. Only the sections data and value of a configuration file of flsv
+fit are read. Li et al., "Data Valuation and Detections in Federated Learning"
+(FedBary), CVPR 2024.
 """
 
 from __future__ import annotations

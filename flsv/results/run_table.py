@@ -21,7 +21,7 @@ from pandas import DataFrame
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.scores.class_scores import OWN_SCORES
-from flsv.utilities.atomic_files import append, check_there, replacing
+from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
@@ -207,7 +207,6 @@ class CSV(Sink):
         late = [row for result in results for row in result.changes]
         anew = {(row.round, row.metric) for result in results for row in result.table}
         if anew:
-            check_there(self.path)
             kept = [row for row in _read(self.path) if (row.round, row.metric) not in anew]
             self._replace(sorted([*kept, *late], key=lambda row: row.round))
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, such as finite numbers in a range, and names that are safe in paths."""
+"""Checks of arguments, such as names that are safe in paths."""
 # Constructors declare the checks of their arguments in annotations, see flsv.utilities.declared.
 
 from __future__ import annotations
@@ -8,11 +8,8 @@ import math
 import re
 import reprlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
-
-from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError, listed
 
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
@@ -35,26 +32,6 @@ def attribute_of(part: Any, name: str, default: Any = None) -> Any:
     if isinstance(made, property) and made.fget is not None:
         return made.fget(part)
     return getattr(part, name, default)
-
-
-def check_number(
-    owner: Any,
-    name: str,
-    value: Any,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    whole: bool = False,
-    hint: str = "",
-) -> None:
-    """Check that ``value`` is a finite number within the given bounds."""
-    bounds = ((Gt, above), (Ge, least), (Lt, below), (Le, most))
-    markers = [kind(bound) for kind, bound in bounds if bound is not None]
-    parts: Any = (int if whole else float, *markers, hint)
-    hinted = Annotated[parts]
-    check_argument(owner if isinstance(owner, str) else type(owner).__name__, name, value, hinted)
 
 
 def rounded_up(number: float) -> str:

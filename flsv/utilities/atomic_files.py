@@ -13,13 +13,6 @@ from typing import IO
 from flsv.utilities.errors import ConfigurationError
 
 
-class Vanished(FileNotFoundError):
-    """Error: a file being written, or its folder, has been moved or removed."""
-
-    def __str__(self) -> str:
-        return f"{self.filename} is no longer there: it or its folder was moved or removed in the meantime"
-
-
 def check_writable(folder: Path) -> None:
     """Raise an error unless files can be written into a folder, which need not exist."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -56,7 +49,6 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
 
 def append(path: Path, data: bytes) -> None:
     """Append to a file that exists, all of ``data`` or nothing, unless killed."""
-    check_there(path)
     with path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
@@ -68,12 +60,6 @@ def append(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 file.truncate(end)
             raise _naming(error, path) from error
-
-
-def check_there(path: Path) -> None:
-    """Raise :class:`Vanished` if a file that the program has been writing no longer exists."""
-    if not path.is_file():
-        raise Vanished(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -91,11 +77,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def _naming(error: BaseException, path: Path) -> BaseException:
-    if not isinstance(error, OSError):
-        return error
-    return (Vanished if isinstance(error, FileNotFoundError) else OSError)(
-        error.errno, error.strerror or str(error), str(path)
-    )
+    return OSError(error.errno, error.strerror or str(error), str(path)) if isinstance(error, OSError) else error
 
 
 def _sync_folder(folder: Path) -> None:

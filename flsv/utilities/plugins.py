@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -44,11 +43,3 @@ def why_no_class(path: str) -> str:
         return f" {package} cannot be imported ({type(error).__name__}: {error})."
     check_lightning(kind)
     return ""
-
-
-def subclasses(base: type) -> Iterator[type]:
-    """Yield all direct and indirect subclasses of ``base``."""
-    kinds: list[type] = base.__subclasses__()
-    for kind in kinds:
-        yield kind
-        yield from subclasses(kind)

@@ -33,7 +33,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
         assert make_truth(mine, tmp_path, seeds=[1, 2]) == trained
         torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0, rtol=0)
     other = replace(mine, rounds=3)
-    elsewhere = replace(mine, title="another", root="/somewhere")
+    elsewhere = replace(mine, title="another")
     assert truth_settings(other, FOLDER) != truth_settings(mine, FOLDER) == truth_settings(elsewhere, FOLDER)
     for function in (truth_table, make_truth):
         with pytest.raises(ConfigurationError, match="small.csv holds results of other settings: settings is"):
@@ -49,8 +49,6 @@ def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
         game = {tuple(mask.tolist()): u for mask, u in zip(masks, row)}
         exact = exact_shapley(lambda asked, game=game: torch.stack([game[tuple(m.tolist())] for m in asked]), 3)
         assert torch.allclose(values, exact.values)
-    low, high = stats.t.interval(0.9, 3, truth.mean.numpy(), stats.sem(truth.values.numpy()))
-    np.testing.assert_allclose(truth.interval(0.9).numpy(), (high - low) / 2)
     others = [np.delete(truth.values.numpy(), s, 0).mean(0) for s in range(4)]
     expected = np.mean([stats.spearmanr(v, o).statistic for v, o in zip(truth.values.numpy(), others)])
     assert truth.ceiling == pytest.approx(expected)

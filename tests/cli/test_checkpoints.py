@@ -78,28 +78,14 @@ def test_ckpt_path_last_without_a_checkpoint_is_an_error(
     assert not list(folder.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    ("names", "newest"),
-    [
-        (["version_9/last", "version_10/best", "version_10/last-v1", "version_10/last"], "version_10/last-v1"),
-        (["version_2/last", "version_10/best"], "version_10/best"),
-        (["version_10/last", "mine/last"], "version_10/last"),  # names have no order: by time
-        (["version_0/last", "repeat/seed_1/version_1/last"], "version_0/last"),  # flsv repeat's lie below
-    ],
-)
-def test_the_last_run_is_that_with_the_largest_number_whatever_the_files_times(
-    names: list[str], newest: str, tmp_path: Path
-) -> None:
-    """As after a copy without times, which may be younger in the older run, and in the best checkpoint."""
-    paths = {}
-    for age, name in enumerate(sorted(names, key=lambda name: name == newest and "mine" not in str(names))):
-        run_name, _, file = name.rpartition("/")
-        paths[name] = tmp_path / "lightning_logs" / run_name / "checkpoints" / f"{file}.ckpt"
-        paths[name].parent.mkdir(parents=True, exist_ok=True)
-        paths[name].touch()
-        os.utime(paths[name], (2e9 - age, 2e9 - age))
+def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path: Path) -> None:
+    for age, name in enumerate(("repeat/seed_1/version_1/last", "version_0/last", "version_1/best", "version_9/last")):
+        path = tmp_path / "lightning_logs" / name.replace("/last", "/checkpoints/last.ckpt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (2e9 - age, 2e9 - age))
     trainer = L.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path))
-    assert find_checkpoint("last", trainer) == paths[newest]
+    assert find_checkpoint("last", trainer) == tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.cli.retrained_run import in_children
-from flsv.cli.saved_run import performance_by
+from flsv.cli.retrained_run import in_children, performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
 from flsv.games.performance import CLASSIFICATION
@@ -210,7 +209,7 @@ def test_retrain_on_other_data_than_the_runs_is_refused_with_the_difference_name
 def test_retrain_refuses_scores_that_give_no_single_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="use balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
-    with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
+    with pytest.raises(ConfigurationError, match="mode='min' needs a logged value"):
         retrain(tmp_path, mode="min")
 
 

@@ -1,8 +1,6 @@
 """A command that is stopped by Ctrl-C, or by SIGTERM as systemd, SLURM and torchrun send it."""
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -63,11 +61,10 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, numb
     assert status == (1 if start == "torchrun" else STATUS[number]), said  # torchrun's own is 1 whatever it is of
     assert said.count("Contributions") == 1
     assert "Traceback" not in said or start == "torchrun"
-    (line,) = re.findall(r"^Go on:   flsv (.*)$", said, flags=re.MULTILINE)
-    assert shlex.split(line) == [*command[len(launcher) :], "--ckpt_path", "last"]
+    assert "Go on:   the same command with --ckpt_path last" in said
     checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
     rounds = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1].split(",")[0]
-    again = [*shlex.split(line), f"--trainer.max_epochs={int(rounds) + 3}"]
+    again = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={int(rounds) + 3}"]
     if start == "two ranks":  # which it starts
         done = subprocess.run([*FLSV, *again], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
         status, said = done.returncode, done.stdout + done.stderr

@@ -11,7 +11,6 @@ from flsv import ClassifierClient
 from flsv.attacks import Attack
 from flsv.cli.parser import PARTS
 from flsv.data import Corruption, Partitioner
-from flsv.utilities.plugins import subclasses
 from helpers.data import CONFIGS, SCENARIOS, named
 
 
@@ -49,6 +48,10 @@ def test_scaffold_configuration_removes_momentum_and_changes_nothing_else(load):
     model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
     (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert (group["lr"], group["momentum"]) == (0.05, 0)
+
+
+def subclasses(base):
+    return {base, *(each for kind in base.__subclasses__() for each in subclasses(kind))}
 
 
 def test_configurations_name_classes_without_module_paths():

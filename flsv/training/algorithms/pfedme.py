@@ -14,12 +14,13 @@ product of eta and lamda is 0.075 to 0.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt, Le, Lt
 from torch import Tensor
 
-from flsv.utilities.arguments import check_number
+from flsv.utilities.declared import Count, Positive, check_argument
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -75,7 +76,7 @@ class MoreauSGD(torch.optim.Optimizer):
         lamda: float = 15.0,
         inner_steps: int = 5,
     ) -> None:
-        check_number(self, "inner_steps", inner_steps, least=1, whole=True)
+        check_argument("MoreauSGD", "inner_steps", inner_steps, Count)
         super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
         for group in self.param_groups:
             self._check(group)
@@ -83,9 +84,10 @@ class MoreauSGD(torch.optim.Optimizer):
     def _check(self, group: dict[str, Any]) -> None:
         """Check the options of one parameter group."""
         lamda = group["lamda"]
-        check_number(self, "lamda", lamda, above=0)
-        check_number(self, "lr", group["lr"], above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
-        check_number(self, "outer_lr", group["outer_lr"], above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
+        check_argument("MoreauSGD", "lamda", lamda, Positive)
+        for name, most, bound in (("lr", 2, Lt(2 / lamda)), ("outer_lr", 1, Le(1 / lamda))):
+            hint: Any = Annotated[float, Gt(0), bound, f"It is {most} / {lamda=}."]
+            check_argument("MoreauSGD", name, group[name], hint)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
