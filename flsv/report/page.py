@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flsv.report.basis import Basis, basis_shown
+from flsv.report.basis import RETRAINED, Basis, basis_shown
 from flsv.report.certainty import other_scores, other_seeds
 from flsv.report.html import Table, bars, heat, render
 from flsv.report.reading import Run, open_run, over_seeds
@@ -120,7 +120,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         "appendix": {
             "Who took part": [_clients(run, clients, names), _class_counts(run, clients, names)],
             "All values": [
-                _rows("client", names, _values_of(run, clients, run.record["metrics"])),
+                _rows("client", names, _values_of(run, clients, run.record["metrics"]) | _retrained(run, clients)),
                 WORDS["dash"],
                 *_classes(run, run.metrics, clients, names),
             ],
@@ -293,6 +293,14 @@ def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
         found[metric] = with_intervals(values, low, high, between=" to ")
     return found
+
+
+def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
+    """Format the values by retraining like those of a metric, if there are any."""
+    known = run.retrained()
+    rows = [known[client] for client in clients] if any(known) else []
+    ends = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
+    return {RETRAINED: with_intervals(*ends, between=" to ")} if rows else {}
 
 
 def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:

@@ -251,9 +251,8 @@ def test_retrain_trains_and_tells_the_coalitions_and_seeds_that_were_asked_for(
         ]
         assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
         assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
-        assert "| client | share | by accuracy | by balanced accuracy | by loss | without seed 3 |" in text_of(
-            run / "all.html"
-        )
+        page = text_of(run / "all.html")
+        assert all(f" % {by}" in page for by in ("with other seeds", "by balanced accuracy", "by loss"))
 
 
 def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_not_trained(
@@ -321,14 +320,15 @@ def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(
 ) -> None:
     command = ["retrain", str(run), "--rounds", "1", "--trainings"]
     assert main([*command, "singles"]) == 0
-    assert "These trainings only rank the clients" in printed(capsys)
+    assert "so these values only rank" in printed(capsys)
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
     page = run / "shares.html"
     assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
-    assert "each client alone. They rank clients" in " ".join(capsys.readouterr().err.split())
+    assert "(each client alone, " in (error := " ".join(capsys.readouterr().err.split()))
+    assert "so these values only rank" in error
     assert not page.exists()
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
-    assert "flsv retrain: each client alone, seeds 3, 4 and 5, 1 of 2 rounds" in " ".join(page.read_text().split())
+    assert "| client | cssv | retrained |" in text_of(page)
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
     before = (run / "retrained_scores.csv").read_text().splitlines()

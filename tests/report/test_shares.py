@@ -108,13 +108,6 @@ def test_budget_without_a_clear_basis_is_refused(
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
 
-def test_shares_by_a_metric_unsuitable_for_payment_carry_a_warning(fitted: Path, tmp_path: Path) -> None:
-    folder = part(fitted, tmp_path / "run", "cssv")
-    for client in (None, 1):
-        said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
-        assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in flat(said)
-
-
 def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false() -> None:
     """But for costs and values of pairs, which are never a basis for payment, and the base class."""
     known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]

@@ -59,9 +59,15 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     assert events == ["bar stopped", "table", "table"]
 
 
+class LogsByGroup(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
+
+
 @pytest.mark.parametrize(
     ("metrics", "head", "classes"),
     [
+        ({"sv": CumulativeShapley(), "value": ShadowShapley()}, "client samples value share", False),  # the nearest
         ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share", False),
         ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
         ({}, "client samples rounds", False),
@@ -70,11 +76,13 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 def test_final_table_has_the_documented_columns(
     metrics: Any, head: str, classes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, Plain(), toy_data(server_val=0.3), rounds=1)
+    module = LogsByGroup(network(batch_norm=False))
+    fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1)
     text = capsys.readouterr().out
     table = text[text.index("Contributions" if metrics else "Clients") :]
     assert table.splitlines()[1].split() == head.split()
     assert ("cssv by class" in table) == classes
+    assert "Model:   val/f1 0.5, lr 0.1" in table
 
 
 def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,22 +96,6 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.C
     assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
     assert shown_clients(values[:20], 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
-
-
-class LogsByGroup(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
-
-
-def test_final_table_has_the_metric_nearest_to_retraining_and_the_models_logged_values(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}
-    loop = FederatedLoop(metrics=metrics, seed=1)  # type: ignore[arg-type]
-    fit(loop, tmp_path, LogsByGroup(network(batch_norm=False)), rounds=2)
-    said = capsys.readouterr().out
-    assert re.search(r"^client +samples +value +share$", said, flags=re.MULTILINE)
-    assert "Model:   val/f1 0.5, lr 0.1" in said
 
 
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values() -> None:

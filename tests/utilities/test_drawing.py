@@ -18,7 +18,6 @@ from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
-from flsv.utilities.charts import drawing
 from helpers.fits import fit
 
 #: What matplotlib takes for a formula or leaves out, and what has no room.
@@ -41,16 +40,6 @@ def test_figures_with_any_client_or_class_name_are_drawn(tmp_path: Path) -> None
         for figure in figures:
             figure.savefig(tmp_path / "figure.png", dpi=20)
     assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
-
-
-def test_picture_that_raises_warns_and_an_interrupt_passes_on() -> None:
-    with (
-        pytest.warns(UserWarning, match=r"picture p could not be drawn \(ValueError: first\)\. The run goes"),
-        drawing("p"),
-    ):
-        raise ValueError("first\nsecond")
-    with pytest.raises(KeyboardInterrupt), drawing("p"):
-        raise KeyboardInterrupt
 
 
 class Undrawable(ClassSpecificShapley):
