@@ -57,7 +57,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
+from flsv.cli.retrained_run import Question, RunSummary, in_children, summarized_run, train
 from flsv.core.artifacts import client_folders
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.functional.shapley.one_seed import BRACKETS
@@ -105,34 +105,30 @@ def retrain(
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.shapley.one_seed.
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r} needs a logged value: name it, too (metric).")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
-    with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
-        for text in facts.warned:
+    with summarized_run(run, changes, Question(metric, mode, judges, participation), which) as summary:
+        for text in summary.warned:
             warnings.warn(text, stacklevel=2)
-        for text in facts.said:
+        for text in summary.said:
             say(text)
-        names = facts.question.names
-        outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
-        store = UtilityStore(run / facts.question.file, names, facts.settings, outputs=outputs)
-        if not (changes or facts.another_game):
-            by = [facts.by] if len(names) == 1 else names
-            learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
-        jobs = jobs or (cores() if facts.on_cpu else 1)
+        names = summary.question.names
+        outputs = stored_outputs(few_coalitions(len(summary.clients), which), summary.question.measure)
+        store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
+        if not (changes or summary.another_game):
+            by = [summary.by] if len(names) == 1 else names
+            learn(store, run, by, outputs, range(summary.seed, summary.seed + (seeds or SEEDS)), summary.rounds)
+        jobs = jobs or (cores() if summary.on_cpu else 1)
         threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
         def task(piece: Piece | Prediction) -> Callable[[], Any]:
-            return partial(train, facts, piece, threads)
+            return partial(train, summary, piece, threads)
 
         limit_s = None if changes else _limit_s(read_record(run / RECORD))
-        verified_by = None if facts.checkpoint is None else facts.seed
-        trainings = FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
-        found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
-    rows = _table(found, facts, bool(overrides))
+        verified_by = None if summary.checkpoint is None else summary.seed
+        trainings = FitsInProcesses(task, len(summary.clients), jobs, limit_s, verified_by, in_children)
+        found = train_seeds(trainings, summary.num_samples, which, summary.seed, seeds, store, say)
+    rows = _table(found, summary, bool(overrides))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
@@ -140,18 +136,20 @@ def retrain(
 def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
     """Train a run's federation without the clients ``names``, save the module, and return the path."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
-    with told_run(run, changes, question, "leave-one-out") as facts:
-        members = tuple(client for client, name in enumerate(facts.clients) if name not in names)
-        if not members or len(members) + len({*names}) != len(facts.clients):
-            raise ConfigurationError(f"--without {' '.join(names)}: expected some of {listed(facts.clients)}, not all.")
-        left_out = [folder for client, folder in enumerate(client_folders(facts.clients)) if client not in members]
+    with summarized_run(run, changes, question, "leave-one-out") as summary:
+        members = tuple(client for client, name in enumerate(summary.clients) if name not in names)
+        if not members or len(members) + len({*names}) != len(summary.clients):
+            raise ConfigurationError(
+                f"--without {' '.join(names)}: expected some of {listed(summary.clients)}, not all."
+            )
+        left_out = [folder for client, folder in enumerate(client_folders(summary.clients)) if client not in members]
         path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
-        task = partial(train, facts, Piece(facts.seed, members, save=path), threads)
+        task = partial(train, summary, Piece(summary.seed, members, save=path), threads)
         ((_, fit),) = in_children([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
         if not isinstance(fit, Fit):
             raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
-        score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
-        print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
+        score = fit.rows[LAST][summary.question.names.index(str(summary.question.metric))][0]
+        print(f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}")
     return path
 
 
@@ -163,19 +161,21 @@ def _limit_s(record: Mapping[str, Any]) -> float | None:
     return LEAST_S + LONGER * (ended - started).total_seconds()
 
 
-def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
+def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
     """Compute the table that :func:`retrain` returns."""
-    n, seeds = len(facts.clients), [str(seed) for seed in found.seeds]
+    n, seeds = len(summary.clients), [str(seed) for seed in found.seeds]
     columns = {
         "client": range(n),
-        "client_name": facts.clients,
-        "by": facts.title,
-        **found.columns(facts.question.names, str(facts.question.metric)),
-        "majority": facts.majority,
+        "client_name": summary.clients,
+        "by": summary.title,
+        **found.columns(summary.question.names, str(summary.question.metric)),
+        "majority": summary.majority,
         "seeds": " ".join(seeds),
-        "rounds": facts.rounds,
+        "rounds": summary.rounds,
         "trainings": "all" if len(found.masks) == 2**n else found.which,
-        "changed": "; ".join([*(facts.changed if changed else ()), *([ALL_TAKE_PART] if facts.another_game else ())]),
+        "changed": "; ".join(
+            [*(summary.changed if changed else ()), *([ALL_TAKE_PART] if summary.another_game else ())]
+        ),
     }
     return DataFrame(columns)
 
