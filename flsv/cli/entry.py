@@ -85,14 +85,17 @@ def main(args: list[str] | None = None) -> int:
         print(f"flsv: error: {error}. What was saved before is whole: make room, and go on.", file=sys.stderr)
         return 1
     except ValueError as error:
-        # An error of a nested object's arguments arrives wrapped in the parser's own.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ConfigurationError):
-            cause = cause.__cause__
-        if cause is None:
+        if (cause := _configuration_error(error)) is None:
             raise
         print(f"flsv: error: {cause}", file=sys.stderr)
         return 2
+
+
+def _configuration_error(error: BaseException | None) -> ConfigurationError | None:
+    """Return the error of an object's arguments, which the parser wraps in its own."""
+    while error is not None and not isinstance(error, ConfigurationError):
+        error = error.__cause__
+    return error
 
 
 def _run(given: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class ConfigFile(ActionConfigFile):
 
 class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Formatter of jsonargparse's help that shows a description as it is, and docstrings without markup."""
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(textwrap.fill(plain(heading or ""), self._width - 1))
 
     def _expand_help(self, action: argparse.Action) -> str:
         return plain(super()._expand_help(action))

@@ -56,7 +56,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.retrained_run import Facts, Question, in_children, told_run, train
+from flsv.cli.retrained_run import Question, RunSummary, in_children, summarized_run, train
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import BRACKETS, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -103,26 +103,22 @@ def retrain(
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.intervals.
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r} needs a logged value: name it, too (metric).")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
-    with told_run(run, changes, Question(metric, mode, judges, participation), which) as facts:
-        for text in facts.warned:
+    with summarized_run(run, changes, Question(metric, mode, judges, participation), which) as summary:
+        for text in summary.warned:
             warnings.warn(text, stacklevel=2)
-        for text in facts.said:
+        for text in summary.said:
             say(text)
-        names = facts.question.names
-        outputs = stored_outputs(few_coalitions(len(facts.clients), which), facts.question.measure)
-        store = UtilityStore(run / facts.question.file, names, facts.settings, outputs=outputs)
-        if not (changes or facts.another_game):
-            by = [facts.by] if len(names) == 1 else names
-            learn(store, run, by, outputs, range(facts.seed, facts.seed + (seeds or SEEDS)), facts.rounds)
-        trainings = _trainings(facts, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
-        found = train_seeds(trainings, facts.num_samples, which, facts.seed, seeds, store, say)
-    rows = _table(found, facts, bool(overrides))
+        names = summary.question.names
+        outputs = stored_outputs(few_coalitions(len(summary.clients), which), summary.question.measure)
+        store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
+        if not (changes or summary.another_game):
+            by = [summary.by] if len(names) == 1 else names
+            learn(store, run, by, outputs, range(summary.seed, summary.seed + (seeds or SEEDS)), summary.rounds)
+        trainings = _trainings(summary, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
+        found = train_seeds(trainings, summary.num_samples, which, summary.seed, seeds, store, say)
+    rows = _table(found, summary, bool(overrides))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
@@ -130,18 +126,20 @@ def retrain(
 def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
     """Train a run's federation without the clients ``names``, save the module, and return the path."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
-    with told_run(run, changes, question, "leave-one-out") as facts:
-        members = tuple(client for client, name in enumerate(facts.clients) if name not in names)
-        if not members or len(members) + len({*names}) != len(facts.clients):
-            raise ConfigurationError(f"--without {' '.join(names)}: expected some of {listed(facts.clients)}, not all.")
-        left_out = [folder for client, folder in enumerate(client_folders(facts.clients)) if client not in members]
+    with summarized_run(run, changes, question, "leave-one-out") as summary:
+        members = tuple(client for client, name in enumerate(summary.clients) if name not in names)
+        if not members or len(members) + len({*names}) != len(summary.clients):
+            raise ConfigurationError(
+                f"--without {' '.join(names)}: expected some of {listed(summary.clients)}, not all."
+            )
+        left_out = [folder for client, folder in enumerate(client_folders(summary.clients)) if client not in members]
         path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
-        task = partial(train, facts, Piece(facts.seed, members, save=path), threads)
+        task = partial(train, summary, Piece(summary.seed, members, save=path), threads)
         ((_, fit),) = in_children([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
         if not isinstance(fit, Fit):
             raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
-        score = fit.rows[LAST][facts.question.names.index(str(facts.question.metric))][0]
-        print(f"without {joined(names)}: {facts.title} {score:.4g}, by the run's seed {facts.seed}")
+        score = fit.rows[LAST][summary.question.names.index(str(summary.question.metric))][0]
+        print(f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}")
     return path
 
 
@@ -151,15 +149,15 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     if not (name and given):
         raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
     question = Question(options.metric, options.mode, options.judges, options.participation)
-    with told_run(run, changes, question, "leave-one-out") as facts:
+    with summarized_run(run, changes, question, "leave-one-out") as summary:
         trainings = _trainings(
-            replace(facts, joining={name: str(Path(given).absolute()) if Path(given).exists() else given}),
+            replace(summary, joining={name: str(Path(given).absolute()) if Path(given).exists() else given}),
             options.jobs,
             None,
             None if changes else _limit_s(read_record(run / RECORD)),
         )
-        everybody, place = tuple(range(len(facts.clients))), facts.question.names.index(str(facts.question.metric))
-        seeds, scores = list(range(facts.seed, facts.seed + (options.seeds or SEEDS))), []
+        everybody, place = tuple(range(len(summary.clients))), summary.question.names.index(str(summary.question.metric))
+        seeds, scores = list(range(summary.seed, summary.seed + (options.seeds or SEEDS))), []
         for seed in seeds:
             fits: dict[Any, Any] = dict(trainings.fits([everybody, (*everybody, len(everybody))], seed))
             if failed := [fit for fit in fits.values() if not isinstance(fit, Fit)]:
@@ -172,33 +170,33 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     mean = float(gains.mean())
     columns: Any = {
         "client_name": name,
-        "by": facts.title,
+        "by": summary.title,
         "seed": [*map(str, seeds), "mean"],
         "without": [*before.tolist(), float(before.mean())],
         "with": [*after.tolist(), float(after.mean())],
         "gain": [*gains.tolist(), mean],
         "low": [*[NAN] * len(seeds), mean - half],
         "high": [*[NAN] * len(seeds), mean + half],
-        "rounds": facts.rounds,
+        "rounds": summary.rounds,
     }
     path = run / f"with_{client_folders([name])[0]}.csv"
     save_table(path, DataFrame(columns))
     (gain,) = with_intervals([mean], [mean - half], [mean + half])
-    print(f"with {name}: {facts.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}")
+    print(f"with {name}: {summary.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}")
     print(BRACKETS)
     return path
 
 
-def _trainings(facts: Facts, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
+def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
     """Return the object that trains coalitions in child processes."""
-    jobs = jobs or (cores() if facts.on_cpu else 1)
+    jobs = jobs or (cores() if summary.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
     def task(piece: Piece | Prediction) -> Callable[[], Any]:
-        return partial(train, facts, piece, threads)
+        return partial(train, summary, piece, threads)
 
-    verified_by = None if facts.checkpoint is None else facts.seed
-    return FitsInProcesses(task, len(facts.clients), jobs, limit_s, verified_by, in_children)
+    verified_by = None if summary.checkpoint is None else summary.seed
+    return FitsInProcesses(task, len(summary.clients), jobs, limit_s, verified_by, in_children)
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -209,19 +207,21 @@ def _limit_s(record: Mapping[str, Any]) -> float | None:
     return LEAST_S + LONGER * (ended - started).total_seconds()
 
 
-def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
+def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
     """Compute the table that :func:`retrain` returns."""
-    n, seeds = len(facts.clients), [str(seed) for seed in found.seeds]
+    n, seeds = len(summary.clients), [str(seed) for seed in found.seeds]
     columns = {
         "client": range(n),
-        "client_name": facts.clients,
-        "by": facts.title,
-        **found.columns(facts.question.names, str(facts.question.metric)),
-        "majority": facts.majority,
+        "client_name": summary.clients,
+        "by": summary.title,
+        **found.columns(summary.question.names, str(summary.question.metric)),
+        "majority": summary.majority,
         "seeds": " ".join(seeds),
-        "rounds": facts.rounds,
+        "rounds": summary.rounds,
         "trainings": "all" if len(found.masks) == 2**n else found.which,
-        "changed": "; ".join([*(facts.changed if changed else ()), *([ALL_TAKE_PART] if facts.another_game else ())]),
+        "changed": "; ".join(
+            [*(summary.changed if changed else ()), *([ALL_TAKE_PART] if summary.another_game else ())]
+        ),
     }
     return DataFrame(columns)
 

@@ -55,6 +55,12 @@ class Question:
     judges: Judges | None = None
     participation: Participation = "drawn"
 
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.metric is None:
+            raise ConfigurationError(f"mode={self.mode!r} needs a logged value: name it, too (metric).")
+        if self.metric == "per_class_accuracy":
+            raise ConfigurationError("metric='per_class_accuracy' has a number per class: use balanced_accuracy.")
+
     def answered_by(self, loop: FederatedLoop) -> Question:
         """Return a copy with the measure and judges of the metrics of ``loop`` for None."""
         metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
@@ -82,8 +88,8 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about a run's federation, which a child process sends to the command's."""
+class RunSummary:
+    """Summary of a run's federation, which another process sends to the command."""
 
     arguments: Sequence[str]
     seed: int
@@ -117,8 +123,10 @@ class Facts:
         return Path(self.arguments[1]).parent
 
 
-def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
-    """Build a run's federation in this process, check it, and return facts about it."""
+def summarize(
+    run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool
+) -> RunSummary:
+    """Build a run's federation in this process, check it, and summarize it."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
@@ -137,7 +145,7 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
         settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
         settings |= {"participation": question.participation} if draws else {}
         checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
-        return Facts(
+        return RunSummary(
             arguments=arguments,
             seed=seed,
             clients=list(data.client_names),
@@ -208,16 +216,12 @@ def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, s
     """Return the run's last checkpoint, or None with the reason why it cannot be compared."""
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
-    if not saved:
-        return None, f"{told}{run / 'checkpoints'} has no last.ckpt"
     try:
-        held = torch.load(saved[-1], map_location="cpu", weights_only=True)
+        held = torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
     except pickle.UnpicklingError:
         return None, f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded"
-    if held["epoch"] + 1 != cli.trainer.max_epochs:
-        return None, f"{told}{saved[-1].name} is of round {held['epoch'] + 1} of {cli.trainer.max_epochs}"
-    if held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:
-        return None, f"{told}its seed was another one (federation.seed)"
+    if held["epoch"] + 1 != cli.trainer.max_epochs or held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:
+        return None, f"{told}it has no last.ckpt of its last round and this seed"
     return saved[-1], None
 
 
@@ -228,15 +232,15 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(facts: Facts, piece: Piece | Prediction, threads: int) -> Any:
+def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
     """Do a piece of work in a run's federation, built in this process."""
     torch.set_num_threads(threads)
-    cli, question = make_run(facts.arguments, piece.seed), facts.question
-    for name, given in facts.joining.items():
+    cli, question = make_run(summary.arguments, piece.seed), summary.question
+    for name, given in summary.joining.items():
         cli.datamodule.join(name, given)
     federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
-    checkpoint = facts.checkpoint if piece.seed == facts.seed else None
-    return work_on(piece, federation, str(facts.folder), checkpoint, question.participation)
+    checkpoint = summary.checkpoint if piece.seed == summary.seed else None
+    return work_on(piece, federation, str(summary.folder), checkpoint, question.participation)
 
 
 def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
@@ -256,13 +260,13 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def told_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[Facts]:
-    """Yield the facts from :func:`tell` in a child process, while :attr:`Facts.folder` exists."""
+def summarized_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[RunSummary]:
+    """Yield the summary from :func:`summarize`, run in another process, while :attr:`RunSummary.folder` exists."""
     with saved_run(run, overrides) as (arguments, seed):
-        task = partial(_answer_of, tell, run, arguments, seed, question, which, bool(overrides))
-        ((_, facts),) = in_children([(None, task)])
-        if isinstance(facts, ConfigurationError):
-            raise facts
-        if isinstance(facts, ChildFailed):
-            raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {facts}")
-        yield facts
+        task = partial(_answer_of, summarize, run, arguments, seed, question, which, bool(overrides))
+        ((_, summary),) = in_children([(None, task)])
+        if isinstance(summary, ConfigurationError):
+            raise summary
+        if isinstance(summary, ChildFailed):
+            raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {summary}")
+        yield summary

@@ -282,7 +282,7 @@ def copies_go_on(case: MetricCase) -> None:
         fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
-def resumes_to_the_bit(case: MetricCase) -> None:
+def resumes_bitwise(case: MetricCase) -> None:
     """Check that a metric that is saved and loaded between two rounds (state_dict) has bitwise the same results in the
     end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
     metric = case.new()
@@ -319,7 +319,7 @@ _OF_CONTRIBUTIONS: Sequence[Check] = (
     fits.vmap_is_equal,
 )  # fmt: skip
 _OF_ALL: Sequence[Check] = (
-    inputs_stay, reset_forgets, forward_counts_once, parts_merge, copies_go_on, resumes_to_the_bit, any_precision,
+    inputs_stay, reset_forgets, forward_counts_once, parts_merge, copies_go_on, resumes_bitwise, any_precision,
     states_move,
 )  # fmt: skip
 MetricCase.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)

@@ -124,17 +124,6 @@ def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
     assert equally(deal("guo_sizes"), (2, 3, 4, 5, 6))
 
 
-@pytest.mark.slow
-@real("MNIST/raw")
-def test_guo_on_mnist_are_the_papers_54210_images(deal):
-    arguments = ["--data.source", "mnist", "--data.files.root", str(ROOT), "--data.splits.server_val", "0"]
-    assert deal("guo_same", "fashion_mnist", arguments).class_counts.sum(0).tolist() == pytest.approx(
-        [5421] * 10, abs=5
-    )
-    sizes = deal("guo_sizes", "fashion_mnist", arguments).num_samples
-    assert sizes.tolist() == pytest.approx([54210 * part / 20 for part in (2, 3, 4, 5, 6)], abs=1)
-
-
 def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
     counts = dealt_counts(deal("guo_mixtures")).double()
     shares = counts / counts.sum(1, keepdim=True)

@@ -87,7 +87,7 @@ METRICS: list[Fault] = [
     ("forward_counts_once", Sums(), {}),
     ("parts_merge", Sums(), {}),
     ("copies_go_on", Forgets(), {}),
-    ("resumes_to_the_bit", COUNTS, {}),
+    ("resumes_bitwise", COUNTS, {}),
     ("any_precision", faulty(Norm, value=lambda self, updates: updates @ torch.ones(updates.shape[1])), {}),
     ("states_move", KeepsScale(), {}),
     ("guide_says_the_unit", NoUnit(), {}),

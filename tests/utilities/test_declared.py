@@ -270,21 +270,6 @@ def test_constructors_that_check_numbers_by_hand_refuse_bad_ones(cls: type, bad:
             cls(BY_HAND[cls], **{argument: bad})
 
 
-def game(masks: torch.Tensor) -> torch.Tensor:
-    return masks.float().sum(1)
-
-
-def estimators() -> list[tuple[Callable[..., Any], str]]:
-    sampled = [f for f in functional.ESTIMATORS.values() if f is not functional.exact_shapley]  # which has no error
-    return [(f, argument) for f in sampled for argument in float_arguments(f)]
-
-
-@pytest.mark.parametrize(("estimator", "argument"), estimators(), ids=lambda part: getattr(part, "__name__", part))
-def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable[..., Any], argument: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{argument}=nan"):
-        estimator(game, 3, **{argument: float("nan")})
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.utilities.forks import quiet_fork, why_not_fork
-from flsv.utilities.supervisor import ChildFailed, GoOn, answer, fail, supervise
+from flsv.utilities.forks import why_not_fork
+from flsv.utilities.supervisor import ChildFailed, GoOn, answer, supervise
 
 ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
 
@@ -114,12 +114,6 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
     assert (tmp_path / "left").read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
 
 
-def test_answer_and_fail_outside_of_a_child_raise() -> None:
-    for send in (answer, fail):
-        with pytest.raises(RuntimeError, match="no supervisor has started"):
-            send("x")
-
-
 def test_why_not_fork_names_other_threads() -> None:
     assert why_not_fork() is None
     stop = threading.Event()
@@ -192,16 +186,6 @@ def test_all_children_end_with_their_parent(tmp_path: Path, number: signal.Signa
         assert named(name) == ([] if number == signal.SIGKILL else [parent.pid])
     expected = {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
     assert parent.returncode == expected[number]
-
-
-def test_quiet_fork_writes_no_output(capfd: pytest.CaptureFixture[str]) -> None:
-    pid = quiet_fork()
-    if not pid:
-        print("said", flush=True)
-        os.system("echo said")
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
