@@ -146,15 +146,14 @@ def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
 
 
 class GaussianNoise(Corruption):
-    """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
+    """Gaussian noise ``N(0, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
 
-    Mean and standard deviation are in the unit of the inputs as the network gets them. torchvision's images then have a
+    The standard deviation is in the unit of the inputs as the network gets them. torchvision's images then have a
     standard deviation of 1, 8-bit images of an ``.npz`` file lie in -1 .. 1, digits in 0 .. 1. Noisy inputs are not
     clipped to these ranges.
 
     Args:
         std: standard deviation of the noise, at least 0.
-        mean: mean of the noise.
         sample_rate: share of each client's samples that get noise, rounded to a whole number of samples.
         pixel_rate: probability with which a pixel of a noisy sample gets noise, in all its channels.
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
@@ -177,7 +176,6 @@ class GaussianNoise(Corruption):
     def __init__(
         self,
         std: NonNegative = 1.0,
-        mean: float = 0.0,
         sample_rate: Share = 1.0,
         pixel_rate: Share = 1.0,
         clients: list[int] | None = None,
@@ -186,7 +184,6 @@ class GaussianNoise(Corruption):
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.std = std
-        self.mean = mean
         self.sample_rate = sample_rate
         self.pixel_rate = pixel_rate
 
@@ -194,7 +191,7 @@ class GaussianNoise(Corruption):
         if not x.is_floating_point():
             raise ConfigurationError(f"{self!r} needs floating-point inputs, and these are {x.dtype}.")
         noisy = draw_share(len(x), self.sample_rate, generator)
-        noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std + self.mean
+        noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std
         if self.pixel_rate < 1:
             # The channels of an image [C, H, W] share their pixels; the entries of any other input are drawn
             # separately.

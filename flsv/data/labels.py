@@ -183,7 +183,12 @@ def find_classes(
         elif asking:
             found = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
         else:
-            found = _integer_labels(train, named=bool(class_names))
+            numbers = _read_labels(train, "biu")
+            distinct, largest = len(np.unique(numbers)), int(numbers.max())
+            many = len(numbers) >= _MANY and 2 * distinct > len(numbers)
+            if numbers.min() < 0 or (not class_names and (many or _is_identifier(largest, distinct))):
+                raise _NoClassError(f"the labels are {distinct} different numbers from {numbers.min()} to {largest}")
+            found = torch.from_numpy(numbers.astype(np.int64))
         number = count_classes(found, class_names, held_out)
     except _NoClassError as error:
         if asking:
@@ -192,16 +197,6 @@ def find_classes(
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
-
-
-def _integer_labels(train: Dataset, named: bool) -> Tensor:
-    """Return the labels, int64 ``[N]``, if they are integers that may be classes."""
-    found = _read_labels(train, "biu")
-    distinct, largest = len(np.unique(found)), int(found.max())
-    identify = _is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))
-    if found.min() < 0 or (identify and not named):
-        raise _NoClassError(f"the labels are {distinct} different numbers from {found.min()} to {largest}")
-    return torch.from_numpy(found.astype(np.int64))
 
 
 def _unusable(dataset: Dataset, why: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,7 +21,7 @@ from flsv.models.factory import build_network
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
-__all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", "Pixels", "make_features"]
+__all__ = ["FEATURES", "PCA", "Backbone", "Features", "Penultimate", "Pixels", "make_features"]
 
 
 class Features(ValidatedArguments, ABC):
@@ -145,40 +144,6 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
     return features.float()
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Number, sum ``[d]`` and second moments ``[d, d]`` of samples, which can be added.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
-        >>> Moments.of(x).covariance()
-        tensor([[1., 1.],
-                [1., 1.]], dtype=torch.float64)
-    """
-
-    count: int
-    total: Tensor
-    square: Tensor
-
-    @staticmethod
-    def of(x: Tensor) -> Moments:
-        """Compute the moments of the finite samples among ``x [m, d]``."""
-        x = x[x.isfinite().all(1)].double()
-        return Moments(len(x), x.sum(0), x.T @ x)
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.square + other.square)
-
-    def mean(self) -> Tensor:
-        """Compute the mean of the samples, float64 ``[d]``."""
-        return self.total / self.count
-
-    def covariance(self) -> Tensor:
-        """Compute the samples' covariance, float64 ``[d, d]``, with the number of samples as divisor."""
-        mean = self.mean()
-        return self.square / self.count - mean[:, None] * mean
-
-
 class PCA(Features):
     """Features that are the first principal components of the samples.
 
@@ -211,14 +176,14 @@ class PCA(Features):
             axes = torch.linalg.svd(x - mean, full_matrices=False).Vh
         else:
             answers = map_clients(clients, lambda client: client.ask(_moments))
-            parts = [part for part in answers if part is not None and part.count]
+            parts = [part for part in answers if part is not None and part[0]]
             if not parts:
                 raise ConfigurationError(
                     f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
                 )
-            moments = reduce(add, parts)
-            mean = moments.mean()
-            axes = torch.linalg.eigh(moments.covariance()).eigenvectors.flip(1).T[: moments.count]
+            count, total, square = (reduce(add, each) for each in zip(*parts))
+            mean = total / count
+            axes = torch.linalg.eigh(square / count - mean[:, None] * mean).eigenvectors.flip(1).T[:count]
         axes = axes[: self.components]
         # The sign of an axis is arbitrary: its largest entry is made positive.
         largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
@@ -231,11 +196,13 @@ class PCA(Features):
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 
 
-def _moments(local: LocalData) -> Moments | None:
-    """Return the moments of a client's training samples, None if it has none."""
+def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
+    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples; None without samples."""
     if not int(local.class_counts.sum()):
         return None
-    return Moments.of(local.samples()[0].flatten(1).cpu())
+    x = local.samples()[0].flatten(1).cpu()
+    x = x[x.isfinite().all(1)].double()
+    return len(x), x.sum(0), x.T @ x
 
 
 #: Features without necessary arguments, ``{name in configuration files: class}``.

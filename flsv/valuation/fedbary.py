@@ -208,7 +208,17 @@ class FedBary(ValidatedArguments):
             support = self.support_for({**(others or {}), **sizes})
             points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
             self._check_features(there, points)
-            target = self._barycenter(there, key, seed, support) if points is None else points[0]
+            if points is None:
+                target = wasserstein_barycenter(
+                    [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
+                    support=support,
+                    iterations=self.iterations,
+                    weights=torch.tensor([float(presence.samples) for presence in there.values()]),
+                    generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
+                    p=self.p,
+                ).support_points
+            else:
+                target = points[0]
             run = partial(self._value_client, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, map_clients(list(there), run, pool.map)))
@@ -241,18 +251,6 @@ class FedBary(ValidatedArguments):
         if len({*dims.values()}) > 1:
             shown = listed(f"{name} has {dim}" for name, dim in dims.items())
             raise ConfigurationError(f"{self.features!r}: {shown} features. Bring all inputs to one shape.")
-
-    def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
-        """Compute the clients' barycenter, the target if the server has no samples."""
-        found = wasserstein_barycenter(
-            [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
-            support=support,
-            iterations=self.iterations,
-            weights=torch.tensor([float(presence.samples) for presence in there.values()]),
-            generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
-            p=self.p,
-        )
-        return found.support_points
 
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int

@@ -126,8 +126,7 @@ def test_shapleyfls_noise_is_standard_normal_on_a_share_of_samples_or_pixels():
     assert abs(noise.var() - 1) < 0.015
     assert abs((noise**4).mean() - 3) < 0.06
     assert abs(torch.corrcoef(noise.flatten(1)[:, :2].T)[0, 1]) < 0.2
-    moved = added(GaussianNoise(std=0.0, mean=2.0, sample_rate=0.15), x)
-    assert int((moved > 1.9).flatten(1).all(1).sum()) == int(moved.flatten(1).any(1).sum()) == 75
+    assert int((added(GaussianNoise(sample_rate=0.15), x) != 0).flatten(1).any(1).sum()) == 75
     touched = added(GaussianNoise(pixel_rate=0.2), x) != 0
     assert torch.equal(touched[:, 0], touched[:, 1])
     # 72,000 pixels: a standard error of 0.0015.

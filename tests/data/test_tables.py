@@ -363,7 +363,7 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     ("options", "message"),
     [
         ({}, "Frame is a table: set labels, the column to predict. It has age, sex, ward, ill"),
-        ({"labels": "il"}, r"no column 'il' \(labels\). It has .*ill"),
+        ({"labels": "il"}, r"no column 'il' \(target\). It has .*ill"),
         ({"labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
         ({"labels": "age"}, "34 different values in 34 rows, which cannot be classes"),
         ({"labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is not a valid number"),

@@ -218,7 +218,12 @@ def one_numbering(
         return dict(parts), dict(held_out), ()
     union = next(iter(found)) if len(found) == 1 else in_order(set().union(*found))
     check_spelling(union, "The data")
-    union = _with_positive_last(parts, union, pos_label)
+    if all(map(by_name, parts.values())):  # else the user has numbered the classes
+        counts = dict.fromkeys(union, 0)
+        for name, part in parts.items():
+            for label, count in zip(named[name], torch.bincount(dataset_labels(part)).tolist()):
+                counts[label] += count
+        union = positive_last(union, list(counts.values()), pos_label)
     for name, classes in named.items():
         # Without names, numbers are those of the clients, if all clients name the same classes.
         if not classes and len(found) > 1:
@@ -232,16 +237,6 @@ def one_numbering(
         name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
     }
     return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
-
-
-def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
-    if not all(map(by_name, parts.values())):  # the user has numbered the classes
-        return names
-    counts = dict.fromkeys(names, 0)
-    for part in parts.values():
-        for name, count in zip(class_names_of(part), torch.bincount(dataset_labels(part)).tolist()):
-            counts[name] += count
-    return positive_last(names, list(counts.values()), pos_label)
 
 
 def by_name(dataset: Dataset) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -195,7 +195,6 @@ FEW = 10
 #: Largest number of problems that a message lists.
 _LISTED = 30
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
-_DATES = {"date", "datetime", "Timestamp"}
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
@@ -204,22 +203,14 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
     words = words_of(column)
-    gaps = words.isna() | words.isin(list(gap_words(words, marks, columns.decimal)))
-    values = (
-        words if not table.typed or _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
-    )
-    return values.mask(gaps)
-
-
-def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers."""
-    distinct = set(words.dropna())
-    numbers = {number for number in parsed(marks).tolist() if number == number}
-    found = distinct.intersection(marks)
-    if numbers:
-        others = [word for word in distinct if not _LEADING_ZERO.fullmatch(word)]
-        found |= {word for word, number in zip(others, parsed(others, decimal).tolist()) if number in numbers}
-    return found
+    gaps = words.isna() | words.isin(list(marks))
+    codes = parsed(marks)
+    if np.isfinite(codes).any():  # a mark equals a number in any notation
+        distinct = [word for word in words.dropna().unique() if not _LEADING_ZERO.fullmatch(word)]
+        same = np.isin(parsed(distinct, columns.decimal), codes[np.isfinite(codes)])
+        gaps |= words.isin([word for word, gap in zip(distinct, same) if gap])
+    texts = not table.typed or _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
+    return (words if texts else column.astype(object)).mask(gaps)
 
 
 def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:

@@ -243,7 +243,7 @@ class TableData(CSVData):
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
-            self.test_set.row_names = encoder.row_names(table)
+            self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)
 
 
 _WORD = re.compile(r"\w+")

@@ -68,10 +68,6 @@ class TableEncoder:
             return table.take(np.flatnonzero(~missing))
         return table
 
-    def row_names(self, table: Table) -> dict[str, list[str]]:
-        """Return ``{title: texts}`` with which users recognize each row in the file."""
-        return table.row_names(self.columns.exclude or (), self.group)
-
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
         """Encode the features as float32 ``[N, D]``: numbers, categories, marks of missing values, fitted on the rows
         ``fit``, bool ``[N]``."""
@@ -152,8 +148,6 @@ class TableEncoder:
             )
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
-            if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(f"{table.path}: all training rows have the same {self.target!r} (target).")
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
@@ -200,7 +194,6 @@ def tables_source(
     if reading.label is None:
         has = f"It has {listed(first.frame.columns, 20)}."
         raise ConfigurationError(f"{first.path} is a table: set labels, the column to predict. {has}")
-    first.column(reading.label, "labels")
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
@@ -222,7 +215,7 @@ def tables_source(
         whole, *rest = encoder.encoded(table, sizes, fit)
         sets: dict[str, Any] = dict(zip(held, rest))
         for name, part in held.items():
-            sets[name].row_names = encoder.row_names(part)
+            sets[name].row_names = part.row_names(reading.columns.exclude or (), reading.group)
         return SourceData(
             whole,
             **sets,

@@ -184,17 +184,11 @@ def _own_source(
         # For mypy: all are tables.
         return tables_source(parts, held, reading, clients)  # type: ignore[arg-type]
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)
-    return _sets_source(found, parts, held, reading.pos_label, clients)
-
-
-def _sets_source(
-    found: SourceData, parts: Mapping[str, Any], held: Mapping[str, Any], pos_label: Any, clients: bool
-) -> SourceData:
-    """Return ``found`` with the clients' data sets concatenated, and with validation and test data."""
-    sets, rest, classes = one_numbering(parts, held, pos_label)
-    ours = all(map(by_name, parts.values()))
+    # For mypy: none is a table.
+    sets, rest, classes = one_numbering(parts, held, reading.pos_label)  # type: ignore[arg-type]
     if clients:
-        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]  # map-style: has a length
+        # For mypy: a map-style data set has a length.
+        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
         found = replace(found, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
     return replace(
         found,
@@ -202,7 +196,7 @@ def _sets_source(
         val=rest.get("val"),
         test=rest.get("test"),
         class_names=classes or found.class_names,
-        by_rarity=ours and chosen_by_rarity(classes, pos_label),
+        by_rarity=all(map(by_name, parts.values())) and chosen_by_rarity(classes, reading.pos_label),
     )
 
 
