@@ -23,15 +23,10 @@ from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
 from flsv.data import FederatedDataModule
 from flsv.functional.divergences import divergence_weights, label_divergence
-from flsv.functional.shapley.knn import knn_shapley
-from flsv.functional.transport.lava import lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.needs import NEEDS, needs_of
 from flsv.utilities.errors import ConfigurationError
-
-#: Number of principal components in which samples are compared.
-COMPONENTS = 32
 
 
 class SampleCount(ContributionMetric):
@@ -95,44 +90,6 @@ class TrainingLoss(SampleCount):
 def divergence(data: FederatedDataModule) -> Tensor:
     """Compute clients' weights by Guo et al., numbers of samples reduced by label divergence, ``[n]``."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
-
-
-def knn(data: FederatedDataModule) -> Tensor:
-    """Sum KNN Shapley values (10 neighbors) of the pooled samples by client, ``[n]``."""
-    x, y, owner, x2, y2 = _pooled(data)
-    return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
-
-
-def lava_values(data: FederatedDataModule) -> Tensor:
-    """Return minus the sums by client of LAVA's calibrated gradients, ``[n]``."""
-    x, y, owner, x2, y2 = _pooled(data)
-    return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
-
-
-def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
-    return torch.zeros(clients, dtype=torch.float64).index_add(0, owner, values.double())
-
-
-def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return all clients' principal components, classes and owners, and the validation set's."""
-    parts, owners = [], []
-    for client in range(data.num_clients):
-        batches = list(data.client_loader(client, shuffle=False))
-        if not all(isinstance(batch, (tuple, list)) and len(batch) == 2 for batch in batches):
-            raise ConfigurationError("samples are compared by their distances and classes: expected batches (x, y).")
-        parts += batches
-        owners += [torch.full((len(y),), client) for _, y in batches]
-    x, y = (torch.cat(each) for each in zip(*parts))
-    x2, y2 = (torch.cat(each) for each in zip(*data.val_dataloader()))
-    if not x.is_floating_point() or y.is_floating_point():
-        raise ConfigurationError("samples are compared by their distances and classes, which these do not have.")
-    x, x2 = x.flatten(1), x2.flatten(1)
-    mean = x2.mean(0)
-    _, _, directions = torch.linalg.svd(x2 - mean, full_matrices=False)
-    basis = directions[:COMPONENTS].T
-    # Scaled so that validation samples have a mean squared length of 1: LAVA's regularization depends on the scale.
-    scale = ((x2 - mean) @ basis).square().sum(1).mean().sqrt().clamp(min=1e-12)
-    return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
 
 
 #: From this number of clients on, a metric's estimator gets the budget of its entry, see :class:`Entry`.
