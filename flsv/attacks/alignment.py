@@ -25,7 +25,7 @@ class Alignment(Attack):
     start point has not changed, the client sends d. Start points are stored between rounds: P numbers per client.
 
     Args:
-        mix: weight of the server's step, in (0, 1]; with 1 the direction is that of the server's step only.
+        mix: weight of the server's step, in (0, 1]. With 1 the direction is that of the server's step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
@@ -81,12 +81,12 @@ class HeadAlignment(Alignment):
 
     Args:
         classes: the classes whose rows are turned. None: all classes.
-        mix: weight of the server's step, in (0, 1], see :class:`Alignment`; with 1 the rows point in the direction of
+        mix: weight of the server's step, in (0, 1], see :class:`Alignment`. With 1 the rows point in the direction of
             that step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+        head: name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
 
     Raises:
