@@ -29,7 +29,7 @@ from common import grid
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
-from flsv.attacks import Alignment, FalseReports, FreeRider, HeadAlignment, InnerProductManipulation, Scaling
+from flsv.attacks import Alignment, FalseReports, FreeRider, InnerProductManipulation, Scaling
 from flsv.benchmark import Federation, federation
 from flsv.benchmark.federation import QUIET, quiet
 from flsv.benchmark.registry import entry
@@ -91,7 +91,6 @@ CHEATS = {
     "framing": Cheat("trains on the next client's samples instead of its own, to look like it"),
     "scaling": Cheat("sends three times its update", partial(Scaling, factor=3.0)),
     "alignment": Cheat("turns its update half way to the server's last step", partial(Alignment, mix=0.5)),
-    "heads": Cheat("turns its head's rows to the server's last step", partial(HeadAlignment, mix=1.0)),
     "echo": Cheat("sends the server's last step, and nothing of its own", partial(Alignment, mix=1.0)),
     "noise": Cheat("sends noise as long as an update", partial(FreeRider, mode="noise")),
     "flip": Cheat("sends, with the next client, the opposite of what all learnt", InnerProductManipulation, pair=True),
