@@ -236,9 +236,9 @@ class TopK(Compression):
     An entry is sent as its value and an index of 4 bytes.
 
     Args:
-        share: the share of entries that are sent, in (0, 1]; above 1/2 they take more bytes than the whole update.
+        share: the share of entries that are sent, in (0, 1]. Above 1/2 they take more bytes than the whole update.
         error_feedback: whether a client adds the part that it did not send to the update of its next round, see
-            :class:`flsv.uploads.Compression`; without it small entries are never sent.
+            :class:`flsv.uploads.Compression`. Without it small entries are never sent.
 
     Raises:
         ConfigurationError: the share is out of range.

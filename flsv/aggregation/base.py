@@ -41,8 +41,9 @@ class Aggregator(Strategy):
 
     @abstractmethod
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute the weights w_i ``[k]`` of the round's k clients in the next global model x + sum_i w_i (x_i - x),
-        with x the global model and x_i client i's model.
+        """Compute the weights w_i ``[k]`` of the round's k clients.
+
+        The next global model is x + sum_i w_i (x_i - x), with x the global model and x_i client i's model.
 
         Args:
             round: the round, before aggregation.
@@ -51,7 +52,6 @@ class Aggregator(Strategy):
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        """Return the next global model ``[P]``, before ``server_lr`` applies, and the weights in it of the k clients,
-        ``[k]``."""
+        """Return the next global model ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``."""
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

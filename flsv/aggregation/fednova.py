@@ -22,8 +22,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):
-    r"""Aggregator with the result x + tau_eff sum_i p_i (x_i - x) / |a_i|, where x is the global model, x_i client i's
-    model, p_i its share of the samples, |a_i| its effective number of local steps, and tau_eff = sum_i p_i |a_i|.
+    r"""Aggregator that normalizes each client's update by its number of local steps.
+
+    The next global model is x + tau_eff sum_i p_i (x_i - x) / |a_i|. Here x is the global model, x_i client i's model,
+    p_i its share of the samples, |a_i| its effective number of local steps, and tau_eff = sum_i p_i |a_i|.
 
     After tau_i steps of SGD with gradients g_ik and momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik
     with a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. The sum |a_i| of the a_ik is tau_i without
@@ -34,7 +36,7 @@ class FedNova(Aggregator):
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
 
     Raises:
-        ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening; or a
+        ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening, or a
             client algorithm changes the local steps.
 
     Example:

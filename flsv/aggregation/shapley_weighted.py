@@ -16,9 +16,10 @@ from flsv.utilities.declared import Positive
 
 
 class ShapleyWeighted(Aggregator):
-    """AFedSV's aggregator x + sum_i (w_i / p_i) d_i (Sun et al., "ShapleyFL", KDD 2023, Algorithm 1 and equation 5).
-    Here x is the global model, d_i client i's update, w_i = value_i / (sum of the values of *all* clients) and p_i its
-    probability to be drawn.
+    """AFedSV's aggregator, which weights clients by their values (Sun et al., "ShapleyFL", KDD 2023, Algorithm 1).
+
+    The next global model is x + sum_i (w_i / p_i) d_i (equation 5). Here x is the global model, d_i client i's update,
+    w_i = value_i / (sum of the values of *all* clients) and p_i its probability to be drawn.
 
     Dividing by p_i makes the sum over the cohort an unbiased estimate of the sum over all clients (Horvitz and
     Thompson), as in the paper. The total weight then changes with the cohort. ``normalize=True`` makes the total 1 (the

@@ -3,7 +3,7 @@
 Defences are in ``filters``, faults of clients' data in ``data``.
 """
 
-from flsv.attacks.alignment import Alignment, HeadAlignment
+from flsv.attacks.alignment import Alignment
 from flsv.attacks.base import Attack
 from flsv.attacks.collusion import Collusion, InnerProductManipulation
 from flsv.attacks.false_reports import FalseReports
@@ -19,7 +19,6 @@ __all__ = [
     "FalseReports",
     "FreeRider",
     "GradientPoisoning",
-    "HeadAlignment",
     "InnerProductManipulation",
     "Scaling",
     "SignFlip",

@@ -156,7 +156,8 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
             None,
             None if changes else _limit_s(read_record(run / RECORD)),
         )
-        everybody, place = tuple(range(len(summary.clients))), summary.question.names.index(str(summary.question.metric))
+        everybody, question = tuple(range(len(summary.clients))), summary.question
+        place = question.names.index(str(question.metric))
         seeds, scores = list(range(summary.seed, summary.seed + (options.seeds or SEEDS))), []
         for seed in seeds:
             fits: dict[Any, Any] = dict(trainings.fits([everybody, (*everybody, len(everybody))], seed))

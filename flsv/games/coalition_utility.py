@@ -112,8 +112,7 @@ class CoalitionTable:
         round: the round whose clients are the players.
         evaluator: the evaluator of the coalitions' models.
         ranks: the processes among which the evaluations are divided. Each gets all scores. If the evaluator asks
-            clients,
-            every process evaluates all models.
+            clients, every process evaluates all models.
 
     Attributes:
         evaluations: the number of models evaluated so far.
@@ -166,10 +165,9 @@ class CoalitionUtility:
     """Coalition game of a round's cohort.
 
     The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
-    update (a row of ``round.client_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its
-    weights sum
-    to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S, without
-    ``server_lr``, because other sums can make a running variance negative.
+    update (a row of ``round.client_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its weights
+    sum to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S,
+    without ``server_lr``, because other sums can make a running variance negative.
 
     Each model is computed by a matrix-vector product of its own, so its bits do not depend on the other coalitions of
     the call. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.

@@ -62,11 +62,10 @@ def judge(
         mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better.
 
     Returns:
-        With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0
-            has the
-        number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
-        classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if
-        they have fewer than :data:`LEAST` samples together.
+        With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
+        the number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
+        classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if they
+        have fewer than :data:`LEAST` samples together.
     """
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))

@@ -50,17 +50,15 @@ _DRAWS, _SCALE = 8, 3.0
 class ModelEvaluator(VectorEvaluator):
     """Evaluator of models of one structure by their outputs on validation batches.
 
-    Models are evaluated in the module itself, in evaluation mode, without gradients and with the same random
-    numbers. The
-    module is restored afterwards. One at a time, a model's scores do not depend on the other models of the call, to the
-    bit. Under vmap they depend on them by rounding, since batched kernels sum in an order of their own.
+    Models are evaluated in the module itself, in evaluation mode, without gradients and with the same random numbers.
+    The module is restored afterwards. One at a time, a model's scores do not depend on the other models of the call, to
+    the bit. Under vmap they depend on them by rounding, since batched kernels sum in an order of their own.
 
     Args:
         module: the module, which nothing else may use during an evaluation.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``, read once and kept on the module's device. On the CPU, classifiers' batches are
-            merged
-            and cut to a faster size.
+            merged and cut to a faster size.
         num_classes: for classifiers, the number of classes M. ``forward(x)`` must then return logits ``[B, M]`` for
             integer classes y ``[B]``, and the scores ``"correct"`` and ``"loss"`` of :class:`Scores` are computed.
             None: only the metric is computed.
@@ -130,9 +128,8 @@ class ModelEvaluator(VectorEvaluator):
 
         Args:
             batches: pairs ``(x, y)``. None: the batches of this evaluator.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None:
-                the state
-                of the original module.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None: the
+                state of the original module.
         """
         other = copy(self)
         other._private = private
@@ -147,8 +144,7 @@ class ModelEvaluator(VectorEvaluator):
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
-                module's
-                device. It may be called more than once for one i.
+                module's device. It may be called more than once for one i.
             count: K, the number of models.
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """

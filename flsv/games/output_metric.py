@@ -29,9 +29,8 @@ class OutputMetric:
     """A copy of a torchmetrics metric that is given a model's outputs as it takes them.
 
     The metric decides what it takes: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels,
-    ``[B]``
-    with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers for
-    regression.
+    ``[B]`` with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers
+    for regression.
     """
 
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:

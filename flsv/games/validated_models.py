@@ -28,9 +28,8 @@ class ValidatedModels(VectorEvaluator):
     """Evaluator of models of any task by the values that they log in validation.
 
     It runs ``validation_step`` and the validation hooks for one model after the other, in the fit's module, which is
-    restored after each. A model's score depends only on its vector and the module, since the global generators are
-    in the
-    same state before every model. The trainer and its loggers are not changed.
+    restored after each. A model's score depends only on its vector and the module, since the global generators are in
+    the same state before every model. The trainer and its loggers are not changed.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
@@ -42,9 +41,8 @@ class ValidatedModels(VectorEvaluator):
         seed: seed of the random numbers that a validation draws.
 
     Raises:
-        ConfigurationError: while evaluating, a name is not logged, or its value is not one number. In ``attempt``,
-            a name
-            in ``derived`` has no gradient.
+        ConfigurationError: while evaluating, a name is not logged, or its value is not one number. In ``attempt``, a
+            name in ``derived`` has no gradient.
     """
 
     def __init__(
@@ -70,9 +68,8 @@ class ValidatedModels(VectorEvaluator):
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.evaluation.keep_batches`.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None:
-                the state
-                of the fit's module.
+            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None: the
+                state of the fit's module.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict

@@ -69,15 +69,9 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
         return logits
-    hint = ""
-    if classes == 2 and shape in ((len(y),), (len(y), 1)):
-        hint = (
-            " Of one logit z per sample make two: torch.stack([torch.zeros_like(z), z], -1) has the same loss under "
-            "cross_entropy as z under binary_cross_entropy_with_logits."
-        )
     raise ConfigurationError(
         f"the module's forward gives {kind_of(logits)} for {len(y)} samples of {classes} classes; expected logits "
-        f"[{len(y)}, {classes}].{hint}"
+        f"[{len(y)}, {classes}]."
     )
 
 

@@ -24,16 +24,13 @@ class Scores:
     """Scores of K models on the same validation samples, on the CPU.
 
     Attributes:
-        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"``
-            is the
-            mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
-                number
-            of samples of each class that are classified correctly. A sample with a NaN among its logits counts as
-                wrong.
+        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
+            the mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
+            number of samples of each class that are classified correctly. A sample with a NaN among its logits counts
+            as wrong.
         support: for classifiers, the number of samples of each class, int64 ``[M]``, else None.
         outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples, or None if they were not kept. Of
-            classifiers
-            they are logits, with the classes in the last dimension.
+            classifiers they are logits, with the classes in the last dimension.
 
     Example:
         >>> scores = Scores({"correct": torch.tensor([[2, 0, 0]])}, torch.tensor([2, 2, 0]))
@@ -55,10 +52,8 @@ class Scores:
         Args:
             name: a name in ``values``. For classifiers also ``"accuracy"``, the share of samples that are classified
                 correctly, ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
-                    samples,
-                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that all contributions to it
-                    are 0, and
-                ``"negative_loss"``, minus the mean cross-entropy.
+                samples, ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that all contributions
+                to it are 0, and ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
             KeyError: the score is unknown.
@@ -185,9 +180,8 @@ class VectorEvaluator(ABC):
 
         Args:
             module: the fit's module.
-            after_round: the index of the round that has just ended, so that the values that the fit's own
-                validation has
-                logged are those of the module. None: they are not.
+            after_round: the index of the round that has just ended, so that the values that the fit's own validation
+                has logged are those of the module. None: they are not.
             keep: whether the scores also hold the outputs.
         """
         return self(self.space.read(module)[None], keep)

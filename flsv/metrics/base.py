@@ -225,13 +225,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return further values to log after each round, ``{name: value}``: scalars ``[]`` or one number per client
-        ``[num_clients]``.
+        """Return further values to log after each round, ``{name: value}``. They are scalars ``[]``, or one number per
+        client ``[num_clients]``.
         """
         return {}
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the low and high ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
+        """Return the ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
         None: the spread over the rounds of one run does not show how far another seed's values are.
 
         Args:
@@ -291,8 +291,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         stderr: Tensor | None = None,
         title: str | None = None,
     ) -> Any:
-        """Plot the contributions: bars for one value per client, a heatmap for per-class values, lines for several
-        rounds' values.
+        """Plot the contributions. One value per client gives bars, values per class a heatmap, several rounds' values
+        lines.
 
         Args:
             val: a result of ``compute`` or ``forward``, or a list of such results, one per round. By default

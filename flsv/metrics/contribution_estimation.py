@@ -226,8 +226,8 @@ class ContributionEstimation(ContributionMetric):
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's mean ``cosine`` with the sum of the other clients' updates, and the mean ``error``, 1 -
-        score, of the average of their models on its validation samples, both ``[num_clients]``.
+        """Return both factors' means of each client, ``[num_clients]``. ``cosine`` is with the sum of the others'
+        updates. ``error`` is 1 - score of the average of the others' models on the client's validation samples.
         """
         cosines, scores = self._means()
         return {"cosine": cosines, "error": 1 - scores}

@@ -205,8 +205,8 @@ class PrivacyLoss(ContributionMetric):
         return torch.tensor(epsilons, device=self.participations.device)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of ``rounds`` in which each client took part and, if the mechanism has a ``max_epsilon``,
-        the number of ``affordable`` further rounds, both ``[num_clients]``.
+        """Return each client's numbers of rounds, ``[num_clients]``. ``rounds`` counts those in which it took part. If
+        the mechanism has a ``max_epsilon``, ``affordable`` counts those that remain.
         """
         affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}

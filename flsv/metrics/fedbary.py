@@ -239,6 +239,6 @@ class CalibratedOTGradient(WassersteinContribution):
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return ``distance``, each client's last Wasserstein distance as in :class:`WassersteinContribution`, and
+        """Return each client's ``distance``, its last Wasserstein distance as in :class:`WassersteinContribution`, and
         ``flagged``, its share of flagged samples, both ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}

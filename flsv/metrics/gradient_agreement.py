@@ -159,8 +159,8 @@ class GradientAgreement(ContributionMetric):
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return ``descent``, each client's :math:`u_i` in the class's formula, and ``cosine``, its mean cosine with
-        the sum of updates, both ``[num_clients]``.
+        """Return the parts of each client's value, ``[num_clients]``. ``descent`` is :math:`u_i` in the class's
+        formula, ``cosine`` the mean cosine with the sum of updates.
         """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 

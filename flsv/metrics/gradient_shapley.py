@@ -16,7 +16,9 @@ from flsv.utilities.declared import Momentum
 
 
 class GradientShapley(ContributionMetric):
-    r"""Exact Shapley values of the first-order expansion of the validation loss U(S) = -L(x + the updates' mean in S).
+    r"""Exact Shapley values of the validation loss's first-order expansion.
+
+    The game is U(S) = -L(x + the updates' mean in S), and its expansion
 
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle
@@ -97,8 +99,9 @@ class GradientShapley(ContributionMetric):
 
 
 class InRunShapley(ContributionMetric):
-    r"""How far each client has lowered the validation loss, by class (Wang, Mittal, Song and Jia, "Data Shapley in One
-    Training Run", ICLR 2025).
+    r"""How far each client has lowered the validation loss, by class.
+
+    The method is from Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025.
 
     The players are the training samples of all clients. A client's value is the sum of its samples' values. In a round
     that moves the global model x by :math:`\eta \sum_i w_i d_i`, with g the gradient of the server's validation loss

@@ -26,7 +26,6 @@ NEEDS = {
     "answers": "clients answer questions about their samples",
     "reports": "clients report values that their client algorithm computes",
     "client validation": "every client has validation samples of its own",
-    "samples": "all samples lie in one place",
 }
 _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "updates")
 #: ``{argument: needs}``: the keywords of :data:`NEEDS` that an argument of ``update`` implies. Arguments that are

@@ -110,7 +110,7 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
     checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
-    of the fit's beginning or, where forks are impossible, fresh; ranks divide them. The coalition of
+    of the fit's beginning or, where forks are impossible, fresh. Ranks divide them. The coalition of
     all clients is trained for one round, too, and must reach the run's own model of that round. Sites train
     coalitions beside the run, each as a run of its own.
 
@@ -133,7 +133,7 @@ class ShadowShapley(MeasuredMetric):
 
     As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
     coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
-    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client that never took
+    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``. A client that never took
     part is NaN.
 
     When not to use it:
@@ -152,8 +152,8 @@ class ShadowShapley(MeasuredMetric):
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        every: compute values every ``every`` rounds and after the last; between them the previous values stand. None:
-            every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``; five times in a run for
+        every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
+            every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``, five times in a run for
             any other performance.
         max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
@@ -410,20 +410,21 @@ class ShadowShapley(MeasuredMetric):
             self.outputs[-1, 1] = outputs
 
     def compute(self) -> Tensor:
-        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never
+        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for a client that never
         took part, and for all clients before the first values, see :attr:`pending`.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the low and high ends ``[num_clients]`` of intervals for the mean values over many seeds, see
-        :mod:`flsv.functional.intervals`; return None for values per class, or if ``value`` is not the
+        """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
+
+        They are explained in :mod:`flsv.functional.intervals`. None for values per class, or if ``value`` is not the
         current value.
 
         Args:
             level: the confidence level, in (0, 1).
-            value: the clients' values ``[num_clients]``; by default the current values.
+            value: the clients' values ``[num_clients]``. By default the current values.
 
         Example:
             >>> from flsv.functional import few_coalitions
@@ -443,7 +444,7 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained; if the clients are
+        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients are
         the judges, also ``judged``, their last score of the federation's own model."""
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

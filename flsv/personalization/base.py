@@ -88,7 +88,7 @@ class Personalizer(Strategy):
         stored."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
-        """Return the start point ``[P]`` of a client to which the server sent none, or None if only the client knows
+        """Return the start point ``[P]`` of a client to which the server sent none. None if only the client knows
         it. Called at the server when the client's ``update`` has arrived."""
         return None
 

@@ -17,7 +17,6 @@ from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, Tra
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
-from flsv.functional.own_models import doubtful_own_models
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server import ContributionMetrics, RoundServer
@@ -26,6 +25,45 @@ from flsv.server.round_server import NoModel
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+
+#: The least distance of a client's own model to the federation's, as a fraction of the way that training moved it.
+NEAR = 0.1
+
+
+def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Tensor) -> dict[int, str]:
+    """Find clients whose own model does not look as if they had trained it alone.
+
+    Two checks are made. The own model must not be the federation's. And its move from the initial model must agree
+    best, among all clients, with the sum of this client's own updates in the federation; all moves and sums are
+    compared by the cosine, after the mean over the clients is subtracted.
+
+    Args:
+        own: ``[n, P]``, the models of n clients alone.
+        initial: ``[P]``, the initial model.
+        model: ``[P]``, the federation's model that clients were sent last.
+        updates: ``[n, P]``, the sums of the clients' updates in the federation so far.
+
+    Returns:
+        ``{client: reason}``; with fewer than three clients only the first check is made.
+
+    Example:
+        >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
+        >>> model = torch.tensor([0.3, 0.3, 0.3])
+        >>> doubtful_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
+        {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
+    """
+    moves = own - initial
+    near = (own - model).norm(dim=1) < NEAR * moves.norm(dim=1)
+    found = dict.fromkeys(near.nonzero().flatten().tolist(), "its own model is the federation's")
+    if len(own) < 3:
+        return found
+    centered = [torch.nn.functional.normalize(each - each.mean(0), dim=1) for each in (moves, updates)]
+    best = (centered[0] @ centered[1].T).argmax(1).tolist()
+    for client, other in enumerate(best):
+        if other != client and client not in found:
+            found[client] = f"its own model moves as client {other}'s updates do"
+    return dict(sorted(found.items()))
+
 
 #: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
 SAME = 0.01

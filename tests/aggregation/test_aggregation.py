@@ -180,7 +180,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
-def test_adaptive_server_step_in_pieces_equals_the_step_on_whole_tensors(
+def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
     monkeypatch: pytest.MonkeyPatch, rule: Any
 ) -> None:
     def stepped() -> list[Tensor]:
@@ -240,7 +240,7 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
         torch.testing.assert_close(result[cut:], weights.float() @ round.client_vectors[:, cut:])
 
 
-def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_trim_that_leaves_no_client_out_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.334"):
         fit(FederatedLoop(TrimmedMean(0.1)), tmp_path)
     assert TrimmedMean(0.3)._cut(10) == 3

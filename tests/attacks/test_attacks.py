@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -18,14 +18,12 @@ from flsv.attacks import (
     FalseReports,
     FreeRider,
     GradientPoisoning,
-    HeadAlignment,
     InnerProductManipulation,
     Scaling,
     SignFlip,
 )
 from flsv.benchmark.registry import TrainingLoss
 from flsv.core import Round
-from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
 from flsv.personalization import Standalone
@@ -127,7 +125,7 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
     assert torch.equal(model, same)
 
 
-# ---- Updates and classifier heads that go where the server went last
+# ---- Updates that go where the server went last
 
 
 def context(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> UploadContext:
@@ -170,33 +168,6 @@ def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Pa
     for got, step in ((sent, second - first), (last, third - second)):
         cosine = torch.nn.functional.cosine_similarity(got, step[: len(sent)], dim=0)
         assert cosine.item() == pytest.approx(1, abs=1e-5)
-
-
-def test_head_alignment_turns_head_rows_only_and_keeps_their_length() -> None:
-    space = ParameterSpace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    assert space.head is not None
-    generator = torch.Generator().manual_seed(0)
-    update, first, second = torch.randn(3, space.size, generator=generator)
-    attack, state = HeadAlignment(classes=[1]), {}
-    attack.check(space)
-
-    def sent(start: torch.Tensor) -> torch.Tensor:
-        return attack.apply(update, UploadContext(0, 2, space.num_parameters, 1, state=state, start=start))
-
-    torch.testing.assert_close(sent(first), update)
-    after = sent(second)
-    mine, own, step = (space.head.rows(each) for each in (after, update, second - first))
-    torch.testing.assert_close(mine[0], own[0])
-    torch.testing.assert_close(mine[1], step[1] * own[1].norm() / step[1].norm())
-    before_head = space.head.weight.start
-    assert torch.equal(after[:before_head], update[:before_head])
-
-
-def test_head_alignment_without_a_shared_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no classes \[7\]; they are 0 .. 2"):
-        fit(FederatedLoop(uploads=[HeadAlignment(classes=[7])]), tmp_path)
-    with pytest.raises(ConfigurationError, match="has none that is shared"):
-        HeadAlignment().check(ParameterSpace(nn.Conv1d(2, 2, 1)))
 
 
 # ---- Attackers who look at each other's updates, against loops written from the papers

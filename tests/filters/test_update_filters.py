@@ -231,7 +231,7 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
     assert torch.equal(mine[cut:], other[cut:])
 
 
-def test_caps_that_no_client_reaches_leave_the_round_unchanged_to_the_bit(tmp_path: Path) -> None:
+def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path: Path) -> None:
     filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
     plain, round = only_round(tmp_path / "plain"), only_round(tmp_path / "capped", filters=filters)
     assert torch.equal(plain.server_vector, round.server_vector)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     assert loop.channel.numbers([0], "up").tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
-def test_in_run_values_leave_training_unchanged_to_the_bit(tmp_path: Path) -> None:
+def test_in_run_values_leave_training_bitwise_unchanged(tmp_path: Path) -> None:
     plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
     one = fit(plain, tmp_path, Plain(without_batch_norm()), in_run_data(), rounds=2)
     two = Plain(without_batch_norm())
@@ -100,7 +100,7 @@ def test_clients_write_their_samples_values_into_own_files(tmp_path: Path) -> No
         assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
 
 
-def test_in_run_shapley_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_in_run_shapley_resumes_bitwise(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
         loop = in_run_loop(2, sampler=UniformSampler(2))
         return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley()})

@@ -87,7 +87,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     assert federation.metrics["classes"].intervals() is None
 
 
-def test_shadow_shapley_leaves_the_federation_unchanged_to_the_bit(tmp_path: Path) -> None:
+def test_shadow_shapley_leaves_the_federation_bitwise_unchanged(tmp_path: Path) -> None:
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     without = fit(plain, tmp_path, Plain(), data())
     beside = fit(shadow_loop(ShadowShapley()), tmp_path, Plain(), data())
@@ -95,7 +95,7 @@ def test_shadow_shapley_leaves_the_federation_unchanged_to_the_bit(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", slow_except(["CGSV"], ["FedAvg", "CGSV"]))
-def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_shadow_shapley_resumes_bitwise(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
         return shadow_loop(ShadowShapley(), **FEDERATIONS.get(name, dict)())
 
@@ -144,12 +144,6 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
     with pytest.warns(UserWarning, match="come to no finite performance"):
         metric.update(torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1]))
     assert metric.compute().isnan().all()
-
-
-def test_shadow_shapley_keeps_the_users_client_algorithm_visible() -> None:
-    assert shadow_loop().client_algorithm is None
-    proximal = shadow_loop(client_algorithm=FedProx(0.1))
-    assert isinstance(proximal.replace(seed=1).client_algorithm, FedProx)
 
 
 def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:

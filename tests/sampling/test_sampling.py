@@ -67,11 +67,6 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     assert sampler.coins(3, unknown)[1] > sampler.coins(3, unknown)[2]
 
 
-def test_softmax_sampler_chances_are_the_softmax_of_relevance() -> None:
-    chances = SoftmaxSampler(1, "sv", temperature=0.05).chances(5, SSV)
-    torch.testing.assert_close(chances, (SSV["sv"].double() / 0.05).exp() / (SSV["sv"].double() / 0.05).exp().sum())
-
-
 def test_sampler_that_almost_never_draws_its_minimum_cohort_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be met: the federation has 5 clients"):
         BernoulliSampler(9).check(5)
@@ -215,14 +210,6 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
     # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
     assert all(row["down"] == [2 * size] * M and row["up"] == [size] * M for row in counts.seen)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
-
-
-def test_power_of_choice_draws_candidates_in_proportion_to_their_samples() -> None:
-    sampler = PowerOfChoice(1, 1)
-    sampler._sizes = torch.tensor([30.0, 10.0, 0.0, 60.0])
-    draw = torch.Generator().manual_seed(0)
-    drawn = torch.cat([sampler.sample(4, {}, draw) for _ in range(4000)])
-    assert (torch.bincount(drawn, minlength=4) / 4000).tolist() == pytest.approx([0.3, 0.1, 0, 0.6], abs=0.03)
 
 
 def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
-from flsv.attacks import HeadAlignment, SignFlip
+from flsv.attacks import SignFlip
 from flsv.core import LocalData
 from flsv.federation import FederatedLoop
 from flsv.metrics import (
@@ -183,7 +183,7 @@ class Asks(Wants):
 @pytest.mark.parametrize(
     ("kwargs", "match"),
     [
-        ({"metrics": cssv("b"), "uploads": [HeadAlignment(clients=[0], head="a")]}, "name different heads"),
+        ({"metrics": {**cssv("b"), "other": ClassSpecificShapley(head="a")}}, "name different heads"),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
         ({"uploads": [GaussianPrivacy(1.0, 1.0), GaussianPrivacy(1.0, 1.0)]}, "one GaussianPrivacy"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),

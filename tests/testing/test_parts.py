@@ -85,7 +85,6 @@ UPLOADS: Sequence[Checks] = [
         attacks.FreeRider(clients=[1]),
         GaussianPrivacy(1.0, 0.5),
         attacks.GradientPoisoning(clients=[1]),
-        attacks.HeadAlignment(clients=[1]),
         attacks.InnerProductManipulation(clients=[0, 2]),
         attacks.Scaling(2.0, clients=[1]),
         attacks.SignFlip(clients=[1]),

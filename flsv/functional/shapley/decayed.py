@@ -52,7 +52,7 @@ def decayed_shapley(
         values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility. NaN for
             clients outside the round's cohort.
         decay: omega in (0, 1].
-        threshold: rounds with omega^t below this number are left out; at most ``decay``.
+        threshold: rounds with omega^t below this number are left out. At most ``decay``.
         normalize: whether to divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in
             the unit of the utility.
 

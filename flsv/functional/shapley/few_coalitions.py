@@ -221,8 +221,8 @@ def _check(masks: Tensor, columns: Tensor) -> None:
             f"{list(columns.shape)}."
         )
     if len(masks.unique(dim=0)) < len(masks):
-        raise ValueError("a coalition is there twice: average what it came to first.")
+        raise ValueError("A coalition occurs twice: average its utilities before the call.")
     if not {0, masks.shape[1]} <= set(masks.sum(1).tolist()):
-        raise ValueError("the empty coalition and that of everybody must be among the masks.")
+        raise ValueError("the empty and the grand coalition must be among the masks.")
     if not columns.isfinite().all():
         raise ValueError(f"the utility of coalitions {masks[~columns.isfinite().all(1)].int().tolist()} is not finite.")

@@ -21,18 +21,13 @@ samples.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from flsv.functional.distances import squared_distances
-from flsv.functional.transport.cost import Scaling, check_labeled, class_statistics, label_augmented_cost
+from flsv.functional.transport.cost import Scaling, check_labeled, label_augmented_cost
 from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
 from flsv.functional.transport.wasserstein import wasserstein_distance
 from flsv.utilities.declared import NonNegative, Positive, checked
-
-Inner = Literal["exact", "gaussian"]
 
 
 @checked
@@ -42,7 +37,6 @@ def lava(
     x2: Tensor,
     y2: Tensor,
     *,
-    inner: Inner = "exact",
     label_weight: NonNegative = 1.0,
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
@@ -57,7 +51,6 @@ def lava(
         x2: the features of the validation samples, ``[m2, d]``.
         y2: the integer classes of the validation samples, ``[m2]``. Classes are compared by their samples, not by their
             numbers.
-        inner: the kind of distance between classes, see :func:`class_distances`.
         label_weight: the weight c of the labels, at least 0. With 0 labels do not enter.
         eps: the entropic regularization, in half squared feature units, above 0. Values below 1e-5 of the largest cost
             count as this much.
@@ -76,20 +69,16 @@ def lava(
         tensor(4)
     """
     check_labeled(x, y, x2, y2)
-    settings = inner, label_weight
-    potential, _ = entropic_potentials(_cost(x, y, x2, y2, *settings), eps, scaling)
-    return calibrated_gradient(potential - self_potential(_cost(x, y, x, y, *settings), eps, scaling))
+    potential, _ = entropic_potentials(_cost(x, y, x2, y2, label_weight), eps, scaling)
+    return calibrated_gradient(potential - self_potential(_cost(x, y, x, y, label_weight), eps, scaling))
 
 
 @checked
-def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inner = "exact") -> Tensor:
+def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
     """Compute squared 2-Wasserstein distances ``[V, V2]`` between the classes of two data sets, ascending."""
-    # Exact: a linear program per pair of classes, whose time grows with the cube of a class's size. Gaussian: |m -
-    # m'|^2 + tr(S + S' - 2 (S^(1/2) S' S^(1/2))^(1/2)) (Bures). If both sides are the same tensors, each pair is
-    # solved once.
+    # A linear program per pair of classes, whose time grows with the cube of a class's size. If both sides are the same
+    # tensors, each pair is solved once.
     check_labeled(x, y, x2, y2)
-    if inner == "gaussian":
-        return _bures(x, y, x2, y2)
     same = x is x2 and y is y2
     left, right = ([points.double()[classes == c] for c in classes.unique()] for points, classes in ((x, y), (x2, y2)))
     result = torch.zeros(len(left), len(right), dtype=torch.float64)
@@ -102,22 +91,11 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
     return result.to(x.device)
 
 
-def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """Compute the squared distances between Gaussians that are fitted to the classes."""
-    first, other = (class_statistics(points.double(), c, covariance="full") for points, c in ((x, y), (x2, y2)))
-    assert first.deviations is not None
-    assert other.deviations is not None
-    cross = torch.stack([torch.linalg.matrix_norm(root @ other.deviations, ord="nuc") for root in first.deviations])
-    traces = [roots.square().sum((1, 2)) for roots in (first.deviations, other.deviations)]
-    spread = traces[0][:, None] + traces[1] - 2 * cross
-    return squared_distances(first.means, other.means) + spread.clamp(min=0)
-
-
-def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, inner: Inner, label_weight: float) -> Tensor:
+def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, label_weight: float) -> Tensor:
     """Compute the ground cost ``[m, m2]`` of features and classes."""
     cost = label_augmented_cost(x, None, x2, None).div_(2)
     if label_weight > 0:
-        between = (label_weight / 2 * class_distances(x, y, x2, y2, inner=inner)).to(cost)
+        between = (label_weight / 2 * class_distances(x, y, x2, y2)).to(cost)
         rows, columns = (classes.unique(return_inverse=True)[1] for classes in (y, y2))
         cost += between[rows][:, columns]
     return cost

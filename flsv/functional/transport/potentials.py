@@ -51,7 +51,7 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
         f_l - sum_{j != l} f_j / (m - 1).
 
     Positive means harmful: more of this sample would increase the distance between the distributions. (This follows
-    section 4.3 of the paper; the caption of its figure 2 says the opposite.)
+    section 4.3 of the paper. The caption of its figure 2 says the opposite.)
 
     Args:
         potential: the dual potentials f of the samples, ``[m]``, up to a constant.

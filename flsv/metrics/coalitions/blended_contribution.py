@@ -119,7 +119,7 @@ class BlendedContribution(
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the diagnostics of :class:`flsv.metrics.DecayedShapley`, and ``gain``, each client's decayed sum
-        :math:`u_i`, and ``cosine``, its mean cosine :math:`a_i`, both ``[num_clients]``.
+        """Return the parts of each client's value. ``gain`` is its decayed sum :math:`u_i`, ``cosine`` its mean cosine
+        :math:`a_i`, both ``[num_clients]``. The rest is from :class:`flsv.metrics.DecayedShapley`.
         """
         return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

@@ -61,7 +61,7 @@ class Fold(ABC):
         """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
     def error(self, metric: Any) -> Tensor | None:
-        """Return the values' standard error ``[n, M]`` due to the estimator's sampling, or None if it is not known."""
+        """Return the values' standard error ``[n, M]`` due to sampling. None if it is not known."""
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
@@ -183,8 +183,8 @@ class Decay(Sum):
 
     Args:
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        threshold: rounds with omega^t below this number are not evaluated; at most ``decay``.
-        normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
+        threshold: rounds with omega^t below this number are not evaluated. At most ``decay``.
+        normalize: divide each round's values by their sum. False: the value is in the unit of the performance.
     """
 
     rules: ClassVar[Rules] = (

@@ -11,8 +11,7 @@ from flsv.utilities.declared import Momentum, Share
 
 
 class LeaveOneOut(CoalitionValue, chosen=("estimator", "estimator_args", "fold")):
-    r"""The decrease of a round's performance if a client's update is left out. A round of k clients takes k + 1
-    evaluations.
+    r"""The decrease of a round's performance without a client's update. A round of k clients takes k + 1 evaluations.
 
     .. math::
         v_i = U(C) - U(C \setminus i)
@@ -48,7 +47,7 @@ class LeaveOneOut(CoalitionValue, chosen=("estimator", "estimator_args", "fold")
 
 
 class CumulativeShapley(CoalitionValue, chosen=("fold",)):
-    r"""FedSV, the sum of a client's Shapley values over its rounds (Wang et al., "A Principled Approach to Data
+    r"""The sum of a client's Shapley values over its rounds. This is FedSV (Wang et al., "A Principled Approach to Data
     Valuation for Federated Learning", 2020, definition 1).
 
     .. math::
@@ -87,8 +86,8 @@ class CumulativeShapley(CoalitionValue, chosen=("fold",)):
 
 
 class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
-    r"""The Shapley value in each round's coalition game (Sun et al., "ShapleyFL", KDD 2023, definition 4.1). Its
-    players are the clients of that round.
+    r"""The Shapley value in each round's coalition game. Its players are the clients of that round (Sun et al.,
+    "ShapleyFL", KDD 2023, definition 4.1).
 
     .. math::
         SV_i = \frac1k \sum_{S \subseteq C \setminus i} \frac{U(S \cup i) - U(S)}{\binom{k-1}{|S|}}
@@ -161,7 +160,8 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
 
 
 class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "per_class")):
-    r"""A moving average of Shapley values normalized to [0, 1] (Sun et al., "ShapleyFL", KDD 2023, definition 4.2).
+    r"""A moving average of Shapley values normalized to [0, 1]. This is SSV (Sun et al., "ShapleyFL", KDD 2023,
+    definition 4.2).
 
     .. math::
         NSV_i = \frac{SV_i - \min SV}{\max SV - \min SV}, \qquad
@@ -228,7 +228,8 @@ CoalitionWeights = Literal["renormalized", "fixed"]
 
 
 class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting", "per_class")):
-    r"""The decayed sum of each client's share of the rounds' gains (Guo et al., Sensors 24(15), 2024, Algorithm 1).
+    r"""The decayed sum of each client's share of the rounds' gains. Guo et al. (Sensors 24(15), 2024, Algorithm 1)
+    propose it.
 
     .. math::
         \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
@@ -254,10 +255,10 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        threshold: rounds with omega^t below this number are not evaluated; at most ``decay``.
+        threshold: rounds with omega^t below this number are not evaluated. At most ``decay``.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
+        normalize: divide each round's values by their sum. False: the value is in the unit of the performance.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
         coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
             to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling

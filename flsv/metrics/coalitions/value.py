@@ -27,8 +27,9 @@ _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
-    """Base class of metrics that evaluate models, at the server or at the clients, by a performance measure of the
-    user's choice or by the accuracy of each class.
+    """Base class of metrics that evaluate models.
+
+    Models are evaluated at the server or at the clients, by a performance measure or by the accuracy of each class.
     """
 
     to_pay_by = True
@@ -58,7 +59,7 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes: True if values are per class, or if clients evaluate models
+        """Whether the training samples must have classes. True if values are per class, or if clients evaluate models
         and report a score for each class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
@@ -256,8 +257,8 @@ class CoalitionValue(MeasuredMetric):
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of ``evaluations`` in all rounds, the fold's diagnostics and, if values are not per class
-        and the fold knows it, the ``stderr [num_clients]`` of the values due to the estimator's sampling.
+        """Return the number of ``evaluations`` in all rounds, and the fold's diagnostics. If values are not per class
+        and the fold knows it, also ``stderr [num_clients]``, their standard error due to the estimator's sampling.
         """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)

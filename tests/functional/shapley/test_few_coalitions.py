@@ -126,8 +126,8 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
     for bad_masks, bad, words in (
         (masks.int(), utilities, "expected masks bool"),
         (masks, utilities[1:], "expected masks bool"),
-        (masks[[0, 1, 2, 2]], utilities[:4], "a coalition is there twice"),
-        (masks[1:], utilities[1:], "the empty coalition and that of everybody"),
+        (masks[[0, 1, 2, 2]], utilities[:4], "A coalition occurs twice"),
+        (masks[1:], utilities[1:], "the empty and the grand coalition"),
         (masks, utilities / 0, "is not finite"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -56,7 +56,7 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
 def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None:
     x, x2 = gaussians(4, m=60, m2=50)
     client, server = TransportClient(x), TransportServer(x2)
-    gamma = server.start(20, client.dim, seeded())
+    gamma = server.start(20, seeded())
     for _ in range(3):
         eta, distance = client.answer(gamma)
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))

@@ -2,7 +2,7 @@
 
 import torch
 
-from flsv.functional.own_models import NEAR, doubtful_own_models
+from flsv.retraining.coalitions_at_sites import NEAR, doubtful_own_models
 
 
 def honest(clients: int = 5, size: int = 400) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
