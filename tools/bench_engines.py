@@ -224,7 +224,9 @@ def trouble(rounds: int, sites: int, timeout: float = 60.0) -> str:
             processes.supervise("rounds")
 
             def after(index: int) -> None:
-                processes.wait_for("rounds", lambda _: book.is_file() and int(book.read_text() or -1) >= index, 2 * SECONDS)
+                processes.wait_for(
+                    "rounds", lambda _: book.is_file() and int(book.read_text() or -1) >= index, 2 * SECONDS
+                )
 
             after(2)
             for name in ("site2", "site3", names[-1]):
