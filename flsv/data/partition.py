@@ -55,7 +55,7 @@ class Partitioner(ValidatedArguments, ABC):
     """True if :meth:`partition` uses the labels. If False, data without classes (all labels are 0) are accepted."""
 
     keeps_groups: bool = False
-    """True if every natural group goes to one client as a whole; clients are then named after their groups."""
+    """True if every natural group goes to one client as a whole; a client with one group is named after it."""
 
     first_client: int = 0
     """Number that the first client of this partition has in the whole federation; 0 unless this process has a single

@@ -3,7 +3,6 @@
 import warnings
 from functools import partial
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,10 +11,9 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 from torch.utils.data import TensorDataset
 
-import flsv
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.cli.data import positive
-from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, Splits, TextData
+from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, TextData
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
 from flsv.utilities.errors import ConfigurationError
@@ -167,20 +165,3 @@ def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
     module.trainer.save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"):
         valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="nein"), ckpt_path=tmp_path / "last.ckpt")
-
-
-@pytest.mark.slow
-def test_coalitions_trained_again_are_scored_by_the_positive_class():
-    found = []
-    for names in (("yes", "no"), ("ja", "nein")):
-        data = data_of(arrays(*names), splits=Splits(client_val=0.3))
-        torch.manual_seed(0)
-        module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        loop = FederatedLoop(seed=0, reporting=Reporting(table=False))
-        trainer = L.Trainer(max_epochs=2, callbacks=[loop], enable_checkpointing=False, accelerator="cpu", **quiet)
-        found.append(
-            flsv.retrain(trainer, module, data, metric="average_precision", judges="clients", seeds=1)["value"]
-        )
-    assert found[0].abs().max() > 0
-    assert found[0].tolist() == found[1].tolist()
