@@ -107,7 +107,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     assert all(map(torch.equal, models.made, plain))
 
 
-def test_run_with_weight_averaging_resumes_to_the_bit_from_any_checkpoint(tmp_path: Path) -> None:
+def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path: Path) -> None:
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
         loop, both, _ = both_orders(ema(), False)
         trainer = trainer_for(None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks))

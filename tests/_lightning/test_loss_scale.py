@@ -22,7 +22,7 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Pa
     assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
-def test_loss_scale_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_loss_scale_resumes_bitwise(tmp_path: Path) -> None:
     whole = vector(fit(FederatedLoop(seed=1), tmp_path / "whole", rounds=4, **half()))
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
     fit(FederatedLoop(seed=1), tmp_path, rounds=2, **half(), **saving)

@@ -43,7 +43,7 @@ FAST = ("wgan-spectral-norm", "carried-lstm-state")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))
-def test_kind_of_module_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_kind_of_module_resumes_bitwise(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
 
     def loop() -> FederatedLoop:

@@ -86,7 +86,7 @@ OF_ROUNDS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_
 
 
 @pytest.mark.parametrize("kept", ["reset", pytest.param("persist", marks=pytest.mark.slow)])
-def test_fit_resumes_to_the_bit_from_a_checkpoint_of_every_batch_and_hook(tmp_path: Path, kept: Any) -> None:
+def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path: Path, kept: Any) -> None:
     def train(callbacks: list[L.Callback], **how: Any) -> Tensor:
         loop = FederatedLoop(seed=SEED, optimizer_state=kept, reporting=Reporting(table=False, files=False))
         trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[loop, *callbacks], accumulate_grad_batches=2)

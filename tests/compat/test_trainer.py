@@ -140,14 +140,14 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
-def test_trainer_option_leaves_the_fit_unchanged_to_the_bit(
+def test_trainer_option_leaves_the_fit_bitwise_unchanged(
     tmp_path: Path, plain: dict[str, Tensor], option: str
 ) -> None:
     assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after-the-loop", "before-the-loop"])
-def test_lightnings_monitoring_callbacks_leave_the_fit_unchanged_to_the_bit(
+def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     tmp_path: Path, plain: dict[str, Tensor], after: bool
 ) -> None:
     callbacks = [

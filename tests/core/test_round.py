@@ -70,7 +70,7 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
     assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
 
 
-def test_combine_keeps_parameters_that_no_client_changed_to_the_bit() -> None:
+def test_combine_keeps_parameters_that_no_client_changed_bitwise() -> None:
     """To the bit: weights that are frozen must not drift."""
     round = make_round()
     start, cut = round.global_vector, round.space.num_parameters
@@ -139,7 +139,7 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_to_the_bit(
+def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, values, seen = run(tmp_path / "memory", **options())

@@ -260,7 +260,7 @@ def everything(**changes: Any) -> FederatedLoop:
     return three_of_five(**{**options, **changes})
 
 
-def test_shared_parts_resume_to_the_bit(tmp_path: Path) -> None:
+def test_shared_parts_resume_bitwise(tmp_path: Path) -> None:
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
     assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 

@@ -57,7 +57,7 @@ def test_two_ranks_with_state_kept_by_clients_equal_one_process(short_runs: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)])
-def test_ranks_equal_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
+def test_ranks_equal_one_process_bitwise(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 
 
@@ -140,7 +140,7 @@ def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(runs: Path, 
 
 
 @pytest.mark.slow
-def test_two_hosts_equal_one_process_to_the_bit(runs: Path, tmp_path: Path) -> None:
+def test_two_hosts_equal_one_process_bitwise(runs: Path, tmp_path: Path) -> None:
     Group("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True).done()
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 

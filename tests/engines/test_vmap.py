@@ -168,7 +168,7 @@ def make_resumable() -> FederatedLoop:
 
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_vmap_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_vmap_resumes_bitwise(tmp_path: Path) -> None:
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
 
 

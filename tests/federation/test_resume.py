@@ -48,7 +48,7 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
 
 
 @pytest.mark.slow
-def test_run_killed_within_a_round_resumes_to_the_bit(tmp_path: Path, whole: Any) -> None:
+def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, whole: Any) -> None:
     die = (3, 4)
     status, said = Forked(tmp_path, full_run, tmp_path, 5, [Stop(*die)]).wait()
     assert status == -signal.SIGKILL, said
@@ -83,7 +83,7 @@ class SaveAt(InRound):
         ("on_train_epoch_end", 0),
     ],
 )
-def test_checkpoint_saved_in_any_hook_resumes_to_the_bit(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
+def test_checkpoint_saved_in_any_hook_resumes_bitwise(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
     path = tmp_path / "middle.ckpt"
     full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
     resumed = tmp_path / "second"
@@ -209,7 +209,7 @@ class DrawsTwice(UniformSampler):
         return super().sample(num_clients, contributions, generator, round_index)
 
 
-def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path: Path) -> None:
     def run(**how: Any) -> torch.Tensor:
         loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False))
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
@@ -259,7 +259,7 @@ RUNS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_algorithms_with_state_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_algorithms_with_state_resume_bitwise(tmp_path: Path, name: str) -> None:
     options, module = RUNS[name]
     loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
     assert loop.client_accuracy is not None

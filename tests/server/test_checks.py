@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning
+from lightning.pytorch.callbacks import LearningRateFinder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
@@ -68,7 +68,6 @@ EVALUATED = {"evaluation": ClientEvaluation(every=1)}
         ({}, "val_check_interval=0.5: in the middle of a round there is no global", {"val_check_interval": 0.5}),
         ({}, "max_steps=7 would stop in the middle of a round", {"max_steps": 7}),
         ({}, "LearningRateFinder tries training out", {"callbacks": [LearningRateFinder()]}),
-        ({}, "ModelPruning changes", {"callbacks": [ModelPruning("l1_unstructured")]}),
     ],
 )
 def test_impossible_setting_is_refused_before_training(

@@ -105,7 +105,7 @@ class Decays(Plainest):
 
 
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_to_the_bit(tmp_path: Path, work: Any) -> None:
+def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(tmp_path: Path, work: Any) -> None:
     make = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
     data = partial(toy_data, SIZES)
     loop = assert_resumes(make, tmp_path, lambda: Plainest(MOMENTUM), data, accumulate_grad_batches=2)

@@ -54,7 +54,7 @@ def game() -> FederatedLoop:
     return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1)
 
 
-def test_buffers_with_infinite_entries_are_kept_to_the_bit_by_the_average(tmp_path: Path) -> None:
+def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path: Path) -> None:
     loops, modules = [game(), game()], [Masked(), MaskedByHand()]
     for each, module in zip(loops, modules):
         fit(each, tmp_path, module, toy_data(server_val=0.2))

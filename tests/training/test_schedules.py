@@ -266,7 +266,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "within"), [("one cycle", False), ("by hand", True)])
-def test_clients_schedules_resume_to_the_bit(tmp_path: Path, kind: str, within: bool) -> None:
+def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: bool) -> None:
     make, _ = KINDS[kind]
     whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)
     saver = OnExceptionCheckpoint(tmp_path) if within else ModelCheckpoint(tmp_path, "on_exception")

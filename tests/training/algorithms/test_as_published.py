@@ -119,7 +119,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
         assert loop.client_accuracy[client].item() == pytest.approx(hits.mean().item(), abs=1e-6)
 
 
-def test_global_model_with_ditto_equals_the_one_without_ditto_to_the_bit(tmp_path: Path) -> None:
+def test_global_model_with_ditto_equals_bitwise_the_one_without_ditto(tmp_path: Path) -> None:
     models = []
     for name, algorithm in (("with", Ditto()), ("without", None)):
         module = Plain(network(dropout=0.5))
