@@ -57,7 +57,7 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.mode is not None and self.metric is None:
-            raise ConfigurationError(f"mode={self.mode!r} needs a logged value: name it, too (metric).")
+            raise ConfigurationError(f"mode={self.mode!r} needs a logged value: add --metric NAME.")
         if self.metric == "per_class_accuracy":
             raise ConfigurationError("metric='per_class_accuracy' has a number per class: use balanced_accuracy.")
 
