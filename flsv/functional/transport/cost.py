@@ -5,7 +5,7 @@ Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", Neu
 
 Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack of
 ``tools/studies/paper_fedbary_samples.py`` hardly finds a near copy of a sample, see
-``docs/results/fedbary_reconstruction.md``.
+``docs/results/fedbary.md``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
     advice = f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"
     raise ConfigurationError(
         f"support={support}: {who} has {samples} samples, and half as many interpolated points and more give them away "
-        f"(docs/results/fedbary_reconstruction.md). {advice}, or set allow_reconstruction=True."
+        f"(docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
     )
 
 

@@ -166,7 +166,7 @@ class TransportClient:
 
     A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
     and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
-    sample (``docs/results/fedbary_reconstruction.md``). So a client answers S < m/2 points only. That is no proof of
+    sample (``docs/results/fedbary.md``). So a client answers S < m/2 points only. That is no proof of
     privacy: many iterations send many means.
 
     Args:
