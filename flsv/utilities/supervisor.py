@@ -217,6 +217,7 @@ def _command(
 _FRESH = """
 import json, sys
 path, sys.path[:] = json.loads(sys.argv[1])
+from flsv.utilities.supervisor import run_fresh
 run_fresh(path)
 """
 
