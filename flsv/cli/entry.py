@@ -156,9 +156,12 @@ def _leave_out(quiet: bool) -> None:
     warnings.formatwarning = _format_warning
 
 
-def _format_warning(text: Any, kind: type[Warning], file: str, line: int, _: str | None = None) -> str:
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Return a warning as one line, without the place in the code if it is for users."""
-    return f"warning: {text}\n" if kind is UserWarning else f"{file}:{line}: {kind.__name__}: {text}\n"
+    place = f"{filename}:{lineno}: {category.__name__}: "
+    return f"{'warning: ' if category is UserWarning else place}{message}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:
