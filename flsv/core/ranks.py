@@ -32,11 +32,11 @@ class Ranks:
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value of rank ``source``, whatever the other ranks' ``value``."""
+        """Return the ``value`` of rank ``source`` on every rank."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
+        """Overwrite each row i of ``matrix [k, P]`` in place with the row that rank ``owners[i]`` holds."""
 
     def abort(self, why: str) -> None:
         """Tell the other ranks that this rank takes part in no further exchange."""
@@ -46,7 +46,8 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work, the longest first, to the worker with the least work."""
+    """Assign tasks to ``size`` workers, the costliest first, each to the worker with the least load. Return each task's
+    worker."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]
@@ -99,7 +100,7 @@ class ClientPlacement:
         return frozenset(self._bound)
 
     def bind(self, clients: Collection[int]) -> None:
-        """Set which clients stay on their rank because they keep state."""
+        """Set the clients that stay on their rank because they keep state."""
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:
