@@ -34,8 +34,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's weights in ``vectors [..., P]``, one row per class, ``[..., M, D]``, or D+1 with the
-        bias."""
+        """Return the head's weights in ``vectors [..., P]``, a row per class, ``[..., M, D]`` or D+1 with the bias."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)

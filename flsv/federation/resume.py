@@ -48,7 +48,7 @@ def check_checkpoint(
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check that the present fit can resume from a loop's saved state."""
+    """Check that the present fit can resume from a loop's saved ``state``."""
     if state.get("version") != version:
         raise ConfigurationError(
             f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
@@ -79,7 +79,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Turn a KeyError, from an entry that a checkpoint lacks, into a ConfigurationError."""
+    """Convert a KeyError within this context, as a checkpoint lacks an entry, into a ConfigurationError."""
     try:
         yield
     except KeyError as error:
@@ -99,7 +99,7 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
 
 
 def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
-    """Check that a checkpoint is of the same network, which other weights of the same shapes may not be."""
+    """Check that a checkpoint is of this network, not of another one with the same shapes."""
     saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
     for name in NETWORK:
         if name in saved and name in mine and described(mine[name]) != described(saved[name]):
