@@ -2,7 +2,7 @@
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1.
 ``FederatedLoop(share=["!head"])`` defines which layers are the head, and ``FedAvg(weighting="uniform")`` averages the
-bodies at the server; see ``configs/fedrep.yaml``.
+bodies at the server, see ``configs/fedrep.yaml``.
 
 As in the authors' code, the body is trained for whole epochs (in Algorithm 1: one step), BatchNorm's statistics are
 updated by every batch, also while the head is trained, and a client that is drawn for the first time starts from the
@@ -34,7 +34,7 @@ class FedRep(ClientAlgorithm):
             ``FederatedLoop(local_epochs=...)``.
 
     Raises:
-        ConfigurationError: ``head_epochs`` is out of range; before training: all parameters are shared, or
+        ConfigurationError: ``head_epochs`` is out of range. Before training: all parameters are shared, or
             ``local_epochs`` is not larger than ``head_epochs``.
 
     Example:

@@ -1,7 +1,7 @@
 """pFedMe's local training: each client trains a personalized model theta beside the shared model w.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
-server is FedAvg with equal weights, and the paper's beta is its learning rate, ``FedAvg("uniform", server_lr=...)``;
+server is FedAvg with equal weights, and the paper's beta is its learning rate, ``FedAvg("uniform", server_lr=...)``,
 see ``configs/pfedme.yaml``.
 
 As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps continues from the theta
@@ -40,9 +40,9 @@ class MoreauSGD(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate of theta, ``personal_learning_rate`` in the authors' code; at 2 / lamda or above theta
+        lr: the learning rate of theta, ``personal_learning_rate`` in the authors' code. At 2 / lamda or above theta
             would diverge.
-        outer_lr: the paper's eta; each batch moves w toward theta by the share outer_lr * lamda of their distance. With
+        outer_lr: the paper's eta. Each batch moves w toward theta by the share outer_lr * lamda of their distance. With
             the authors' share of 0.075, training needs some hundred rounds. With a share of 1, w equals theta, and the
             method is FedAvg with fine-tuning, where clients take ``inner_steps`` SGD steps per batch with a proximal
             term around the weights before the batch.
