@@ -36,7 +36,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches ``(x, y)`` in the form and on the device in which validation gets them."""
+    """Yield the batches ``(x, y)`` as validation gets them, on the module's device."""
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
@@ -48,7 +48,7 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
 
 
 def as_given(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
-    """Convert a batch to the form in which the trainer's module gets it, on the module's device."""
+    """Convert a batch to the form in which the trainer's module gets it."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
@@ -220,7 +220,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Return a shallow copy of the trainer, without callbacks and loggers, for a ``module`` that is being evaluated."""
+    """Return a shallow copy of the trainer without callbacks and loggers. It serves a ``module`` under evaluation."""
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)

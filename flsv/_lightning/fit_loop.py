@@ -24,7 +24,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round: Lightning's own epoch, once for each client and local epoch.
+    """Lightning's fit loop, in which an epoch is a round. Lightning's own epoch runs once for each client and local
+    epoch.
 
     Attributes:
         before_round: called before any hook of the next round.
@@ -48,7 +49,7 @@ class FederatedFitLoop(_FitLoop):
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
     def begin(self, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
-        """Begin the fit, in which ``begin`` and ``end`` are called around each batch of a client."""
+        """Begin the fit. ``begin`` and ``end`` are called around each batch of a client."""
         trainer, epoch = self.trainer, self.epoch_loop  # type: Any, Any
         self.remember()
         own = LambdaCallback(
@@ -115,7 +116,7 @@ class FederatedFitLoop(_FitLoop):
             self._last = True
 
     def end_round(self) -> None:
-        """Call the hooks of Lightning that were delayed until the module holds the next global model."""
+        """Call the hooks that were delayed until the module holds the next global model."""
         waiting, self._waiting, self._idle = self._waiting, [], True
         for each in waiting:
             each()
@@ -129,7 +130,7 @@ class FederatedFitLoop(_FitLoop):
             self._counts = {"epoch": self.trainer.current_epoch, "global_step": self.trainer.global_step}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return Lightning's progress at the round's start, or at its end, even if hooks have not run yet."""
+        """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.within:
             return deepcopy(self._between)
         loop = deepcopy(super().state_dict(*args, **kwargs))
@@ -140,7 +141,7 @@ class FederatedFitLoop(_FitLoop):
         return loop
 
     def copy_states(self, own: L.Callback) -> None:
-        """Store the states of optimizers, schedulers and all callbacks except ``own``, before a round's hooks."""
+        """Store the states of optimizers, schedulers and callbacks before a round's hooks, without ``own``."""
         trainer: Any = self.trainer
         # What is written to files, and the time that has passed, is not undone with the round.
         rewound = [each for each in trainer.callbacks if each is not own and not isinstance(each, Checkpoint | Timer)]
@@ -155,7 +156,7 @@ class FederatedFitLoop(_FitLoop):
         self._others = _copied(others, " or ".join(dict.fromkeys(type(each).__name__ for each in used)))
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Set a checkpoint that is saved within a round to the state at the round's start."""
+        """Set a checkpoint saved within a round to the state at the round's start."""
         checkpoint.update(self._counts)
         if "callbacks" in checkpoint:  # else it holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callbacks))

@@ -114,7 +114,7 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
-    """Return a patch that computes a Trainer's properties by ``answers``, or by Lightning where one returns None."""
+    """Return a patch that computes a Trainer's properties by ``answers``. If one returns None, Lightning does."""
     kind = type(trainer)
 
     def answered(name: str, answer: Callable[[], Any]) -> property:

@@ -122,12 +122,12 @@ class RoundAverage:
                 due.restore()
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the global model back into the module if validation failed while it held the average."""
+        """Put the global model back into the module, if failed validation left the average there."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Put the last global model into a checkpoint that is saved when the module holds the average."""
+        """Put the last global model into a checkpoint, since the module holds the average."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -150,7 +150,7 @@ _REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Checkpoint plugin that writes files completely or not at all, and checks what it reads."""
+    """Checkpoint plugin that writes complete files only, and checks what it reads."""
 
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
@@ -196,7 +196,7 @@ def install(trainer: L.Trainer, check: Check) -> None:
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Mark a checkpoint as invalid, so that a warning is shown instead of writing it."""
+    """Mark a checkpoint as invalid. A warning is then shown instead of writing it."""
     why = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
         "on from there. Resume from an earlier checkpoint."
@@ -207,7 +207,7 @@ def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
 
 
 def _check_sums(path: Any) -> None:
-    """Raise BadZipFile if a checksum in a file does not match, which torch does not check."""
+    """Raise BadZipFile if a checksum in a file does not match. Torch does not check it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():

@@ -28,7 +28,7 @@ class Rounding(NamedTuple):
 
     @property
     def run(self) -> float:
-        """Return the tolerance for two trained models, relative to the distance that training moved them."""
+        """Return the tolerance for two trained models, relative to how far training moved them."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Rounding(NamedTuple):
     def apart(
         self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return the relative distance of two trained models that should be equal, None if rounding explains it."""
+        """Return the relative distance of two models that should be equal. None: rounding explains it."""
         mine, real, start = mine.double(), real.double(), start.double()
         if not real.isfinite().all():
             return None if mine.isfinite().equal(real.isfinite()) else 1.0

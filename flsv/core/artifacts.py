@@ -42,7 +42,7 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
-    """Store ``draw``, which makes a picture or a table, at the client for :func:`write_artifacts` to call."""
+    """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
     local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
 
 

@@ -74,7 +74,7 @@ class Channel:
         self.messages = []
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove all of this round's messages but the ``first`` earliest, and return them for :meth:`prepend`."""
+        """Remove this round's messages except the ``first`` earliest. Return them for :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain

@@ -135,7 +135,7 @@ class LocalData:
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client's training starts, None if it takes no part in the round."""
+        """Return the model ``[P]`` from which this client's training starts. None: it takes no part."""
         self._check()
         return self._start
 
@@ -185,7 +185,7 @@ class LocalData:
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's initial, trained and sent model ``[P]`` of this client, and its attack ``tell``."""
+        """Set this round's initial, trained and sent model ``[P]``, and this client's attack ``tell``."""
         # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
         # `tell` if the client reports true numbers.
         self._start, self._model, self._sent = start, model, model if sent is None else sent
@@ -197,12 +197,13 @@ class LocalData:
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return the scalar ``value`` called ``name`` as this client reports it, falsified by :attr:`tell` if set."""
+        """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and the client's own labels y ``[m]``.
+        """Return all m samples of a split in a fixed order. They are x ``[m, ...]`` and the client's own labels y
+        ``[m]``.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
@@ -258,7 +259,7 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """Return the indices of the training samples in the order in which an epoch reads them, int64."""
+        """Return the indices of the training samples, int64, in the order of an epoch."""
         self._check()
         return self._order(generator)
 

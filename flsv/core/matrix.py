@@ -38,7 +38,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return a copy of the rows of ``matrix`` at the indices ``rows``, by default of all."""
+    """Return a copy of the rows ``rows`` of ``matrix``, by default of all."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -86,7 +86,7 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
-        """Return a view of each vector's first ``end`` entries, such as the parameters without buffers."""
+        """Return a view of each vector's first ``end`` entries, such as its parameters."""
         part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
         part._common = None if self._common is None else self._common[:end]
         return part

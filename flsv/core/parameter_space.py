@@ -34,7 +34,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's weights in ``vectors [..., P]``, a row per class, ``[..., M, D]`` or D+1 with the bias."""
+        """Return the head's weights in ``vectors [..., P]``, ``[..., M, D]``, or with the bias ``[..., M, D+1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -175,7 +175,7 @@ class ParameterSpace:
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Describe how many entries are shared, private and constant, with a hash of their names, ``{kind: text}``."""
+        """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -251,7 +251,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape yet, or a trainable one is not finite."""
+    """Raise ConfigurationError if a parameter has no shape, or a trainable one is not finite."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(
@@ -289,14 +289,14 @@ def check_share(share: Any) -> None:
 
 
 class Sharing(NamedTuple):
-    """Names of the entries of a module that clients keep, and of those that never change."""
+    """Names of a module's entries that clients keep, and of those that never change."""
 
     kept: set[str]
     constant: set[str]
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Find the entries of a module that the argument ``share`` excludes from the model vector."""
+    """Return the names of the module's entries that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())
     state = dict(named_state(module))
@@ -363,6 +363,6 @@ def _named(
 
 
 def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
-    """Return the names in ``state`` of the parameters and buffers that the layers hold themselves."""
+    """Return the names in ``state`` of the layers' own parameters and buffers."""
     own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
     return [name for name, tensor in state.items() if id(tensor) in own]

@@ -36,7 +36,7 @@ class Ranks:
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Overwrite each row i of ``matrix [k, P]`` in place with the row that rank ``owners[i]`` holds."""
+        """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
 
     def abort(self, why: str) -> None:
         """Tell the other ranks that this rank takes part in no further exchange."""
@@ -46,8 +46,7 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign tasks to ``size`` workers, the costliest first, each to the worker with the least load. Return each task's
-    worker."""
+    """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]

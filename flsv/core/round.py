@@ -162,7 +162,7 @@ class Round:
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
-        """Return the models that the k clients started from, ``[k, P]``, or None if all started from the global model.
+        """Return the models that the k clients started from, ``[k, P]``. None: all started from the global model.
 
         This is a second matrix of the size of ``client_vectors``.
         """
@@ -180,7 +180,7 @@ class Round:
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return the classifier head's part of each update, per class D weights and a bias, ``[k, M, D+1]``."""
+        """Return the updates' classifier-head parts, ``[k, M, D+1]``, per class D weights and a bias."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -189,7 +189,7 @@ class Round:
 
     @cached_property
     def client_head_weights(self) -> Tensor:
-        """Return each model's classifier head, per class D weights and a bias, ``[k, M, D+1]``."""
+        """Return the models' classifier heads, ``[k, M, D+1]``, per class D weights and a bias."""
         return self.head.rows(self.client_vectors)
 
     @cached_property
@@ -201,12 +201,12 @@ class Round:
 
     @cached_property
     def senders(self) -> Tensor:
-        """Return the ids of the clients that sent an update, int64 ``[s]``, excluded ones last."""
+        """Return the ids of the clients that sent an update, int64 ``[s]``. Excluded ones come last."""
         return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
     def utility(self) -> Any:
-        """Return the coalition game of the accuracy of the uniform average of a coalition's models."""
+        """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
@@ -219,12 +219,12 @@ class Round:
         return self._games.utility(metric, weighting)
 
     def slopes(self, balanced: bool = False, loss: Any = "negative_loss") -> Tensor:
-        """Compute the inner products g . d_i ``[k]`` of the updates d_i with g, the gradient of the validation loss at
-        the global model. With ``balanced`` all classes count equally in the loss."""
+        """Compute the inner products g . d_i ``[k]`` of a gradient with the updates d_i. g is the gradient of the
+        validation loss at the global model. With ``balanced`` all classes count equally in the loss."""
         return self._games.slopes(balanced, loss)
 
     def generator(self, name: str) -> torch.Generator:
-        """Return this round's random generator called ``name``, which depends only on seed, name and round."""
+        """Return this round's random generator called ``name``. It depends only on seed, name and round."""
         return generator_for(self.seed, name, self.round_index)
 
     @cached_property
@@ -361,7 +361,7 @@ class Round:
     @cached_property
     @after("exchange")
     def reached(self) -> Tensor:
-        """Return the ids of the r clients that received or sent anything, int64 ``[r]``, the cohort first."""
+        """Return the ids of clients that received or sent anything, int64 ``[r]``. The cohort comes first."""
         others = (message.client for message in self._channel.messages)
         return self.client_ids.new_tensor(list(dict.fromkeys([*on_host(self.client_ids), *others])))
 
@@ -398,7 +398,7 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return each client's initial model ``[P]``, requested from the client where ``starts`` holds the client."""
+    """Return each client's initial model ``[P]``. A client in ``starts`` is asked for its own."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]

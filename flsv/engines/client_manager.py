@@ -107,7 +107,7 @@ class ClientManager:
         return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
-        """Return a copy of the trainer's module, in evaluation mode, with the weights of a model ``[P]``."""
+        """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
         own = copy_module(self._trainer.lightning_module).eval().requires_grad_(False)
         self._space.write(own, vector)
         put_private(own, self._space, {} if private is None else private())

@@ -47,7 +47,7 @@ def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
 
 
 class Engine:
-    """Engine that trains a cohort's clients in this process, one after the other, and collects their updates."""
+    """Engine that trains a cohort's clients one after the other, in this process."""
 
     ranks: Ranks = ALONE
 
@@ -174,7 +174,7 @@ class Engine:
         self.local_training.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
-        """Store the update of the client that trains now, or forget the client if its model is not finite."""
+        """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
         update = self.local_training.end(out=self._matrix[len(self.updates)])
@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def place(self) -> str:
-        """Return the place in the cohort of the client that trains now, such as ``"3/10"``."""
+        """Return the training client's place in the cohort, such as ``"3/10"``."""
         return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
 
     @property
@@ -337,7 +337,7 @@ class Engine:
         return ClientManager(self.trainer, self.data, self.space, self.store)
 
     def _prepare(self) -> None:
-        """Prepare for training, after the local training is set up and before Lightning's hooks are patched."""
+        """Prepare for training, before Lightning's hooks are patched."""
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
@@ -359,7 +359,7 @@ class Engine:
 
 
 class IdleEngine(Engine):
-    """Base class of engines that train outside of Lightning's loop, which gets one idle batch per round."""
+    """Base class of engines that train outside of Lightning's loop. The loop gets one idle batch per round."""
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)

@@ -160,7 +160,7 @@ class SeveralRanks(Engine):
         return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return the states of this rank's clients, or on rank 0, for checkpoints, of all clients."""
+        """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
         return self._kept
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ class VmapProcess(IdleEngine):
         add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _waiting(self, visit: ClientBatches) -> _Begun:
-        """Begin the training of a client, given its batches, and return its part of the batched model."""
+        """Begin a client's training, and return its part of the batched model."""
         self._now = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
@@ -230,7 +230,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
 
 
 def _not_by_hooks(module: L.LightningModule) -> str | None:
-    """Return why a module's hooks or embeddings prevent batched training, with a remedy, or None."""
+    """Return why a module's hooks or embeddings prevent batched training, with a remedy."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
@@ -241,7 +241,7 @@ def _not_by_hooks(module: L.LightningModule) -> str | None:
 
 
 def _not_by_callbacks(trainer: L.Trainer) -> str | None:
-    """Return which callback might change the training, so that it is not batched, with a remedy, or None."""
+    """Return which callback prevents batched training, as it might change it, with a remedy."""
     for callback in callbacks_of(trainer):
         if hooks := [hook for hook in HOOKS if not _harmless(callback, hook)]:
             name = type(callback).__name__
@@ -349,7 +349,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
 ) -> None:
-    """Raise NotBatched if results differ by more than the tolerance ``allowed`` and the distance ``rounded``."""
+    """Raise NotBatched if results differ by more than ``allowed``, and their distance exceeds ``rounded``."""
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     if float((batched - ordinary).float().norm()) <= rounded:

@@ -287,7 +287,7 @@ class LightningFit:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Add the names of client and round to an error, and restore trainer and module."""
+        """Add client and round to an error's message, and restore trainer and module."""
         try:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.

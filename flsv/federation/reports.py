@@ -317,7 +317,7 @@ def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """List one event for each client and kind of fault in the run so far."""
+    """Return one event for each client and kind of fault in the run."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:
         for fault, clients in each.notices.state_dict().items():

@@ -188,7 +188,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Return why the privacy budget does not allow another round, or None if it does."""
+        """Return why the privacy budget does not allow another round, or None."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
@@ -237,7 +237,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load everything except the fingerprint of data and settings, which belongs to the present fit."""
+        """Load everything except the fingerprint of data and settings. That of the present fit stays."""
         self.store.load_state_dict(state["clients"])
         self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]

@@ -113,7 +113,7 @@ class Contributions(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy configure a round's training, and store the model that the clients start from.
+        """Let the strategy configure a round's training, and store the clients' initial model.
 
         Before the first round, values are computed once for a round in which no model changes, so that wrong arguments
         raise an error before training. For the arguments see Flower's ``Strategy.configure_train``."""

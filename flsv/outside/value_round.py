@@ -51,7 +51,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """Values of all n clients after a round, NaN for clients that have taken part in none so far.
+    """Values of all n clients after a round. They are NaN for clients that have not taken part yet.
 
     Attributes:
         values: ``{metric: values [n]}``, one number per client.
@@ -220,7 +220,7 @@ class _Cohort:
         return cls(ids, keys, words)
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return the value in ``given``, a list or mapping, of each client that took part, in the updates' order."""
+        """Return each client's value in ``given``, a list or mapping, in the updates' order."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -262,7 +262,7 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 def _games(
     board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
 ) -> CoalitionGames | None:
-    """Return the coalition games in which the metrics evaluate models, None if no metric does."""
+    """Return the coalition games in which the metrics evaluate models. None: no metric does."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
     if measures and loader is None:
         raise ConfigurationError(

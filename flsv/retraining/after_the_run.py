@@ -105,7 +105,7 @@ class AfterTheRun:
         return found
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score to compute from predicted outputs, None if the metric's values are not predicted."""
+        """Return the score to compute from predicted outputs. None: the metric's values are not predicted."""
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
@@ -133,7 +133,7 @@ class AfterTheRun:
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
-        """Return the end of a message about ``error``, which says what the user can do."""
+        """Return the end of a message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
             why = self._beginning.not_pickled
             told = f" Nor can fresh processes train them, since the fit cannot be pickled ({why})." if why else ""

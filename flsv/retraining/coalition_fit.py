@@ -77,7 +77,7 @@ class CoalitionFits(Protocol):
     """Protocol of objects that train coalitions, each by a fit of its own."""
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions, and yield each order with its result or error, in any order."""
+        """Train the coalitions. Yield each order with its result or error, in any order."""
 
 
 class Nowhere(DummyLogger):
@@ -97,7 +97,7 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Change the loop to draw clients by ``cohort`` and to print nothing, and return it."""
+    """Change the loop to draw clients by ``cohort`` and to print nothing. Return it."""
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
@@ -114,7 +114,7 @@ def become(loop: Any, **changes: Any) -> Any:
 
 
 class CoalitionScoring(GlobalModelScoring):
-    """Callback that scores a coalition's model after the rounds that ``order`` names, and at the end."""
+    """Callback that scores a coalition's model after the rounds in ``order``, and at the end."""
 
     def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
         self._named = measures
@@ -202,7 +202,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends a run: a class in :data:`OF_THE_RUN` with its own hooks.
+    """Return whether a callback only watches or ends a run. It is of a class in :data:`OF_THE_RUN`, with its own hooks.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping

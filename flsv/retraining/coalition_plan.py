@@ -99,7 +99,7 @@ class CoalitionPlan:
         self._games: Any = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
-        """Choose whether coalitions are trained at sites or after the run, and check that they can be."""
+        """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
         if not self._metrics:
             return
         module = trainer.lightning_module
@@ -137,7 +137,7 @@ class CoalitionPlan:
         return coalition_masks(which, num_clients)
 
     def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
-        """Make the strategies that give metrics the empty and full coalition's models, and those from sites."""
+        """Make the strategies that give metrics the empty and full coalition's models. With sites, also all others."""
         if self._initial is None or not self._metrics:
             return []
         space = run.space
@@ -195,7 +195,7 @@ class CoalitionPlan:
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def told(self, num_clients: int) -> list[str]:
-        """Return lines for the end of a run: how coalitions were trained, or what metrics still lack."""
+        """Return closing lines of a run: how coalitions were trained, or what metrics lack."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -248,7 +248,7 @@ def _named(masks: Tensor) -> str:
 
 
 class _Ends(Strategy):
-    """Strategy that provides the models of the empty and the full coalition in every round."""
+    """Strategy that provides the empty and the full coalition's models in every round."""
 
     def __init__(
         self, plan: CoalitionPlan, space: ParameterSpace, nobody: Tensor, weights: Callable[[], Tensor]

@@ -70,7 +70,7 @@ SAME = 0.01
 
 
 def check_at_sites(config: FederationConfig) -> None:
-    """Check that the aggregator reads no metric that evaluates models, since coalitions at sites cannot."""
+    """Check that the aggregator reads no metric that evaluates models. Coalitions at sites cannot."""
     metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
     if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         raise ConfigurationError(
@@ -80,7 +80,7 @@ def check_at_sites(config: FederationConfig) -> None:
 
 
 class CoalitionsAtSites(Strategy):
-    """Strategy that lets sites train coalitions in each round, after their training for the run.
+    """Strategy that lets sites train coalitions in each round, after the run's own training.
 
     Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
     run. A site that did not answer in a round of the run takes part in no coalition in this round.
@@ -214,7 +214,7 @@ class _Coalition:
         return {"parts": parts, "metrics": self._metrics.state_dict(), "state": state, "model": self.state.model()}
 
     def instruct(self, run: FederationState, away: set[int], clients: Sequence[Client]) -> dict[int, Packet]:
-        """Begin a round of the coalition, and return the messages to its sites that are not ``away``."""
+        """Begin a round of the coalition. Return the messages to its sites that are not ``away``."""
         state, self._clients = self.state, clients
         state.round_index, state.incidents = run.round_index, run.incidents
         state.run = state.run or digest([run.run, self.members]).hex()[:16]
@@ -255,7 +255,7 @@ def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, An
 
 
 def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
-    """Combine the models ``[P]`` of the empty, the full and all ``others`` of the coalitions ``masks [K, n]``."""
+    """Return the models of the coalitions ``masks [K, n]``: the empty, the full and all ``others``, each ``[P]``."""
     trained, ends = iter(others), {0: nobody, masks.shape[1]: everybody}
     models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
 

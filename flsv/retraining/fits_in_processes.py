@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Request to a child process to compute clients' values from coalitions' outputs, for s seeds."""
+    """Request to a child process to predict clients' values from coalitions' outputs, for s seeds."""
 
     seed: int
     # bool [K, n], the trained coalitions, the empty one first

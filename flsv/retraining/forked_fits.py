@@ -49,7 +49,7 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
 
 
 class ForkedFits:
-    """Trainer of coalitions in forks of the process as it was when the fit began."""
+    """Trainer of coalitions, each in a fork of the process at the beginning of the fit."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ForkedFits:
     # ---- in the run's process
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions in parallel on all cores, and yield each order with its result or error."""
+        """Train the coalitions in parallel, and yield each order with its result or error."""
         with folder_of_fits(self._trainer) as folder:
             for place, found in self._ask([*orders], folder):
                 yield orders[place], found
@@ -154,7 +154,7 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Turn the Trainer into the coalition's, and call its loop's ``setup`` instead of the run's."""
+        """Turn the Trainer into the coalition's. Its loop's ``setup`` replaces the run's."""
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -170,12 +170,12 @@ class ForkedFits:
 
 
 def ends_all(place: int, found: Any) -> bool:
-    """Return whether the other orders are dropped because the first one, a test of the method, has failed."""
+    """Return whether the other orders are dropped. This is so if the first, a test of the method, has failed."""
     return place == 0 and isinstance(found, ChildFailed)
 
 
 def limit_since(begun: float) -> float:
-    """Return the time limit in seconds for a coalition's fit, given the time ``begun`` of the run's start."""
+    """Return a coalition fit's time limit in seconds. ``begun`` is when the run started."""
     return SECONDS + LONGER * (time.monotonic() - begun)
 
 
@@ -187,7 +187,7 @@ def folder_of_fits(trainer: L.Trainer) -> Iterator[str]:
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:
-    """Redirect this process's writes to memory, or else allow them only in the folder that is returned."""
+    """Redirect this process's writes to memory. If that fails, allow them only in the returned folder."""
     folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
     try:
         own_view(map(str, folders), root)

@@ -61,7 +61,7 @@ class FreshFits:
 
 
 def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:
-    """Pickle a Trainer and a module or its factory, without what only observes the run."""
+    """Pickle a Trainer and a module or its factory. Objects that only observe the run are left out."""
     file = io.BytesIO()
     _Pickler(file, trainer).dump((trainer, module))
     return file.getvalue()
@@ -76,7 +76,7 @@ def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that omits loggers, profiler, callbacks that only observe the run, and a strategy of several ranks."""
+    """Pickler that omits loggers, profiler, observing callbacks and a strategy of several ranks."""
 
     def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
         super().__init__(file)

@@ -111,7 +111,7 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
 ) -> VectorEvaluator:
-    """Make an evaluator by ``measure`` on the server's validation set, or on the clients' if these score models."""
+    """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs."""
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)

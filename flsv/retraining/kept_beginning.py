@@ -18,7 +18,7 @@ from flsv.utilities.supervisor import ChildFailed
 
 
 class KeptBeginning:
-    """State before a fit: a fork of its process, or the pickled Trainer, module and data."""
+    """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
@@ -73,7 +73,7 @@ class KeptBeginning:
         return kept
 
     def fresh(self, why: str) -> CoalitionFits | None:
-        """Return a trainer of coalitions in new processes after forks have failed (``why``), None if impossible."""
+        """Return a trainer of coalitions in new processes, after forks failed because of ``why``. None: impossible."""
         forks, self.forks = self.forks, None
         if forks is None:
             return None

@@ -66,7 +66,7 @@ class TrainedGame:
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Train the coalitions that are new, and return all utilities, ``[K]`` or ``[K, M]`` for M classes or names."""
+        """Train the new coalitions. Return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
         coalitions = members_of(masks.cpu())
@@ -93,7 +93,7 @@ class TrainedGame:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange the results of ``coalitions``, so that every rank has those that other ranks trained."""
+        """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}

@@ -74,7 +74,7 @@ class Retrained:
 
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
-    """Return the names of the outputs to store: one if values are predicted from them, else none."""
+    """Return the names of the outputs to store. It is one name if values are predicted from them, else none."""
     if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
         return ()
     if isinstance(measure, ModelScore):
@@ -86,7 +86,7 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
 def learn(
     store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
 ) -> None:
-    """Copy to the store the utilities of coalitions that a run has trained after its last round."""
+    """Copy to the store the utilities of coalitions that a run has trained at its end."""
     for seed in seeds:
         for members, values in trained_in(run, by, seed, rounds).items():
             if store.missing(seed, [members]):
@@ -105,7 +105,7 @@ def train_seeds(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train a set of coalitions with the seeds ``first``, ``first + 1`` and so on, and return the utilities."""
+    """Train a set of coalitions with several seeds, from ``first`` on, and return their utilities."""
     which = "both" if which == "auto" else which
     masks = few_coalitions(len(num_samples), which)
     coalitions, trained = members_of(masks), range(first, first + (seeds or SEEDS))

@@ -45,7 +45,7 @@ class Fits(Protocol):
     at_once: int
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train each coalition, and yield it with its result or error when its fit has ended."""
+        """Train each coalition, and yield it with its result or error when done."""
 
 
 class FitsFailed(ConfigurationError):
@@ -72,7 +72,7 @@ def train_fits(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Train the coalitions that a store lacks, each by a separate fit, and add results even if others fail."""
+    """Train the coalitions that a store lacks, each by a separate fit. Results are added even if others fail."""
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
     wanted = [members for members in missing if members] or [(0,)][: len(missing)]
@@ -97,7 +97,7 @@ def train_fits(
 def _on_ranks(
     fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
 ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-    """Divide the coalitions among the ranks by ``costs``, and yield each one of all ranks with its result."""
+    """Divide the coalitions among the ranks by ``costs``. Yield the results of all ranks."""
     if ranks.size == 1:
         yield from fits.fits(coalitions, seed)
         return
@@ -111,7 +111,7 @@ def _on_ranks(
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
 ) -> Iterator[tuple[Members, Found]]:
-    """Call ``train`` on this rank, and yield the pairs of all ranks, or raise any rank's error."""
+    """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
     mine: dict[Members, Found] | Exception
     try:
         mine = dict(train())
@@ -135,7 +135,7 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
 ) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the pairs of ``found``, delayed until the fit ``proof``, which tests the method, has succeeded."""
+    """Yield the pairs of ``found`` after the fit ``proof`` has succeeded. It tests the method."""
     held: list[tuple[Order, Found | ChildFailed]] = []
     for order, fit in found:
         held.append((order, fit))

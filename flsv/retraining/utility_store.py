@@ -103,7 +103,7 @@ class UtilityStore:
         return next((outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None)
 
     def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
-        """Read a coalition's outputs by performance, empty if the file is missing or of other rounds."""
+        """Read a coalition's outputs by performance. Empty: the file is missing or of other rounds."""
         assert self._folder is not None
         kept = read_outputs(self._folder, seed, members)
         return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
@@ -124,7 +124,7 @@ class UtilityStore:
     def add(
         self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add a coalition's utilities, ``rows`` by round in the order of ``names``, and outputs ``[R, V, ...]``."""
+        """Add a coalition's utilities and outputs ``[R, V, ...]``. ``rows`` are by round, in the order of ``names``."""
         kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
         if kept:
             self._outputs[seed, members] = kept

@@ -40,7 +40,7 @@ def called(measure: str | ModelScore) -> str:
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
-    """Read coalitions' utilities by the measures ``by`` from a run's folder, empty if there are none."""
+    """Read coalitions' utilities by the measures ``by`` from a run's folder. Empty if there are none."""
     path = folder / COALITIONS
     lines = whole_lines(path)[1:2] if path.is_file() else []
     if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
@@ -51,7 +51,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition again by ``way``, and return its initial and final model ``[P]``, None on failure."""
+    """Train a coalition again by ``way``. Return its initial and final model ``[P]``, or None on failure."""
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
@@ -61,7 +61,7 @@ class Unproved(ConfigurationError):
 
 
 class WholeFits:
-    """Trainer of coalitions after a run, which yields results once it has reproduced the run's own model."""
+    """Trainer of coalitions after a run. It yields results after it has reproduced the run's own model."""
 
     at_once = 1  # of the ranks of a run, each trains one coalition at a time
 

@@ -34,7 +34,7 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check that strategies' names for values sent and reported are unique, and return the reported ones."""
+    """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
     for direction in ("sends", "reports"):
         taken: dict[str, str] = {}
         for role, strategy in strategies.items():
@@ -57,7 +57,7 @@ def check_setup(
     metrics: ContributionMetrics,
     config: FederationConfig,
 ) -> FederatedDataModule:
-    """Check a federation against the trainer, the module and the data, and return its data module."""
+    """Check a federation against trainer, module and data, and return the data module."""
     data = federated_data(trainer)
     check_trainer(trainer)
     config.sampler.check(data.num_clients)
@@ -100,7 +100,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that the splits that metrics need exist, and that private clients report only noised updates."""
+    """Check that metrics' splits exist. Private clients must report only noised updates."""
     if every := config.evaluation.every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:

@@ -147,7 +147,7 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose last input is known after ``stage`` of the round, and store their values.
+        """Update the metrics whose last input is known after ``stage`` of the round. Their values are stored.
 
         Raises:
             ValueError: a metric's value is not ``[n]`` or ``[n, M]`` for n clients.

@@ -73,7 +73,7 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Store ``games``, which evaluate models on the server's validation set, and pass them to the strategies."""
+        """Store ``games``, which evaluate models on the server's validation set. Strategies get them, too."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
@@ -108,7 +108,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """Apply the filters to the clients' updates, and return a round with the updates that remain.
+        """Filter the clients' updates, and return a round with those that remain.
 
         Args:
             updates: the updates that the clients sent.
@@ -189,7 +189,7 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """Return each client's initial model ``[P]``, or the client itself if it has to be asked for it."""
+        """Return each client's initial model ``[P]``, or the client if it has to be asked."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -202,7 +202,7 @@ class RoundServer:
             return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
-        """Aggregate and personalize a round, and update each metric as soon as its inputs are known.
+        """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.
 
         The clients' next initial models are stored in ``state``. If the aggregate is not finite, the global model does
         not change, all weights are 0, and metrics that need the aggregate are not updated.

@@ -68,7 +68,7 @@ class RowTraining:
         self._step = RowStep(module, sorted(self._trained))
 
     def train(self, states: State, given: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
-        """Train m models, each on its ``given`` batches, and return their states and mean losses ``[m]``."""
+        """Train m models, each on its ``given`` batches. Return their states and mean losses ``[m]``."""
         # For a name without an entry in states all rows use the module's own, which steps must not change.
         first = next(iter(states.values()))
         # Rows with more batches come first, so that the rows that still train are always the first ones.
@@ -92,7 +92,7 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def _derive(self, now: State, given: Sequence[Any], losses: Tensor) -> State:
-        """Return the gradients of models that still have batches, and update ``losses`` and buffers in place."""
+        """Return gradients of models that still have batches. Update ``losses`` and buffers in place."""
         gradients: State = {}
         for places, batch in stacked_batches(given):
             if len(places) == len(losses):
@@ -180,7 +180,7 @@ class StackedOptimizer:
 
 
 def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
-    """Return a function that clips each model's gradients ``[m, ...]`` in place as a trainer does, or None."""
+    """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
@@ -201,7 +201,7 @@ def _clip_values(gradients: State, limit: float) -> None:
 
 
 class BatchIndex:
-    """Placeholder for ``batch_idx`` that raises an error when read, as clients are at different batches."""
+    """Placeholder for ``batch_idx`` that raises an error when read. Clients are at different batches."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -235,7 +235,7 @@ def training_loss(outputs: Any) -> Tensor:
 # outputs this batched product takes little more than half the time of x W^T. Convolutions have a slower batched
 # backward pass in autograd, and recurrent layers none.
 class RowStep:
-    """Callable that computes losses of m stacked models, and gradients with respect to the ``trained`` parameters.
+    """Callable that computes losses of m stacked models, and their gradients by the ``trained`` parameters.
 
     Example:
         >>> class Line(nn.Linear):
@@ -320,7 +320,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers compute (W x^T)^T + b, which is faster for stacked W."""
+    """Mode in which linear layers compute (W x^T)^T + b. This is faster for stacked W."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Make a module's torchmetrics return 0 within this context, since their states cannot be stacked."""
+    """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
@@ -412,7 +412,7 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Discard what ``training_step`` logs within this context, and refuse the trainer's attributes of one client."""
+    """Discard what ``training_step`` logs within this context. Attributes of a single client raise an error."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):

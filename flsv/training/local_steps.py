@@ -128,24 +128,24 @@ class LocalSteps:
         self.last_batch: bool | None = None
 
     def of(self, client: int) -> float:
-        """Return a client's number of optimizer steps in the whole fit, which may be infinite."""
+        """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
         if client not in self._known:
             self._known[client] = self._count(client)
         return self._known[client]
 
     def most(self) -> float:
-        """Return the largest number of steps of any client, for schedules made outside of clients' training."""
+        """Return the largest number of steps of any client, for use outside of clients' training."""
         return max(map(self.of, self.work))
 
     def tell_steps(self) -> PatchedAttributes:
-        """Make the trainer report the client's steps in the whole fit and its last batch, until restored."""
+        """Make the trainer report the client's steps in the whole fit, and its last batch. The result restores it."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
-        """Make a trainer without train dataloader report the client's batches of a round, until restored."""
+        """Make a trainer without train dataloader report the client's batches. The result restores it."""
 
         def length() -> range:
             return range(int(self._answer(self._batches, "the number of training batches")))
@@ -209,7 +209,7 @@ class LocalSteps:
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the cohort of a round, or all clients if it cannot be known in advance."""
+        """Return the cohort of a round, or all clients if it is not known in advance."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)

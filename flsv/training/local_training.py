@@ -51,7 +51,7 @@ class LocalTraining:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the client in training has seen all its batches of the round, or has failed."""
+        """Return whether the client in training has seen all batches of the round, or has failed."""
         return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
     # ---- enter
@@ -130,7 +130,7 @@ class LocalTraining:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Return the client's update, None if it is not finite, and restore the Trainer's own state."""
+        """Return the client's update, and restore the Trainer's own state. None: the model is not finite."""
         own, self.context = self.context, None
         assert own is not None
         local, state = own.local, self.state

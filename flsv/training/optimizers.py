@@ -160,7 +160,7 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps, None if those of the fit suit it."""
+        """Return schedulers made for the client's number of steps. None: the fit's own suit it."""
         if not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -263,7 +263,7 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that options that differ from those ``before``, of the saved run, can be applied."""
+        """Check that options which differ from the saved ones, ``before``, can be applied."""
         if before["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(
                 f"the run was started with {before['kinds']} and is resumed with {self.configured_options['kinds']}: "
@@ -282,7 +282,7 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that differ from those ``before``, of the saved run."""
+        """Apply the options that differ from the saved ones, ``before``."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, options, texts in zip(groups, self._options, before["options"]):
             group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})

@@ -32,7 +32,7 @@ _LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 class TrainerState:
-    """State in a Trainer that is swapped between clients: model, private entries, counters, optimizers, scale."""
+    """State of a Trainer that is swapped between clients: model, private entries, optimizers, loss scale."""
 
     global_vector: Tensor
 
@@ -62,7 +62,7 @@ class TrainerState:
         self._within = True
 
     def begin_round(self) -> None:
-        """Store a copy of the model that clients start from, which hooks may have changed."""
+        """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         vector, self._before = self.space.read(self.module), self._unsaved.read()
@@ -193,7 +193,7 @@ def _marks(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class NonVectorState:
-    """Tensors of a module that its vector does not hold, such as counters, masks and memory banks.
+    """Tensors of a module outside of its vector, such as counters, masks and memory banks.
 
     The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
 
@@ -279,7 +279,7 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-        """Yield each integer or non-persistent buffer: its full name, layer, name in the layer and value."""
+        """Yield ``(name, layer, name in layer, buffer)`` of each integer or non-persistent buffer."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
@@ -298,7 +298,7 @@ def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield all attributes of layers that hold tensors or None, and the tensors in them."""
+    """Yield ``(name, layer, attribute, value, tensors)`` of attributes that hold tensors or None."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):

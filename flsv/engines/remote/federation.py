@@ -168,7 +168,7 @@ class RemoteFederation(IdleEngine):
         add(self.trainer, Counted(steps=sum(update.num_steps for update in updates)))
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Discard this round's training of the excluded sites ``clients``, and accept that of all others."""
+        """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -310,7 +310,7 @@ class RemoteSites:
     def _read(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
-        """Return a site's update, None if its model is not finite, and the name of its training (visit)."""
+        """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
         samples = self.directory.sizes[site]["train"]
         update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
         if update is None:
@@ -320,7 +320,7 @@ class RemoteSites:
         return update, read_visit(reply)
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Return the sites whose reports differ in names, shapes or types from most sites', with the reasons."""
+        """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
@@ -399,7 +399,7 @@ class RemoteSites:
         return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Record a site's fault in the federation's state, and return a message that describes it."""
+        """Record a site's fault in the federation's state, and return a message about it."""
         # A site's words may hold any character, such as line breaks or halves of characters.
         printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
         what, why = printable[0], printable[1] and f": {printable[1]}"
@@ -411,7 +411,7 @@ class RemoteSites:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Return the names, shapes and types of the values that a site reports, as text."""
+    """Return the names, shapes and types of a site's reported values, as text."""
     reports = sorted(update.reports.items())
     return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 

@@ -106,7 +106,7 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
-    """Make the packet in which a site sends the update of its training called ``visit``."""
+    """Make the packet that sends a site's update of the training called ``visit``."""
     plain = {
         "samples": update.num_samples,
         "loss": float("nan") if LOSS in withheld else update.loss,
@@ -132,7 +132,7 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def check_done(reply: Reply) -> Packet:
-    """Return a site's reply if it is a packet without an error report, else raise BadReply."""
+    """Return a site's reply if it is a packet without an error report. Raise BadReply otherwise."""
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
@@ -144,7 +144,7 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """Read and check the update in a site's reply, None if its model is not finite."""
+    """Read and check the update in a site's reply. None: its model is not finite."""
     if packet.kind == "broken":
         return None
     plain, most_numbers = packet.plain, 2 * space.size + 64

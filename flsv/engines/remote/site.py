@@ -149,7 +149,7 @@ class Site:
         return Packet("hello", {"sizes": sizes})
 
     def _needed(self) -> list[str]:
-        """Return the names of losses and scores that a run with the site's settings needs."""
+        """Return the names of losses and scores that the site's settings need."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
         return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
@@ -245,7 +245,7 @@ class Site:
 def opened_state(
     trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, packet: Packet, kept: SiteState
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
-    """Return the parameter space, the store and the site's :class:`LocalData`, restored from its saved state."""
+    """Return the parameter space, the store and the site's :class:`LocalData` from its saved state."""
     module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
     space = shared_space(module, config)
     store.load_state_dict({client: kept.get("store", {})})
@@ -275,14 +275,14 @@ def own_secret(folder: Path) -> str:
 
 
 def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
-    """Derive the site's secret key (32 bytes) for the noise of its update in a round."""
+    """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
     # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
     # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
     return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
 
 
 class SiteMemory:
-    """A site's saved states of one run, named after the training (visit) that left them.
+    """A site's saved states of one run, named after the trainings (visits) that left them.
 
     Example:
         >>> import tempfile
@@ -303,11 +303,11 @@ class SiteMemory:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> SiteState | None:
-        """Return the state after a training: empty if ``visit`` is None, None if the state was deleted."""
+        """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
         return {} if visit is None else self.all().get(visit)
 
     def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
-        """Save the state ``kept`` after a training, and delete all others but those named in ``earlier``."""
+        """Save the state ``kept`` after a training. Delete all others but those named in ``earlier``."""
         with replacing(self._path, private=True) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
@@ -317,7 +317,7 @@ class SiteMemory:
 
 
 class NumberedData:
-    """Wrapper of a site's data module that gives its client the site's id, on which random draws depend."""
+    """Wrapper of a site's data module that gives its client the site's id. Random draws depend on it."""
 
     def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
         self._data, self.num_clients = data, num_clients

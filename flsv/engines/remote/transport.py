@@ -380,7 +380,7 @@ def _stand_ins(count: int) -> Tensor:
 
 
 class _Elsewhere:
-    """Loader of a known length whose samples are at a site, so that reading raises PermissionError."""
+    """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
     def __init__(self, length: int, whose: str) -> None:
         self._length, self._whose = length, whose

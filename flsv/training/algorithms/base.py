@@ -114,7 +114,7 @@ class ClientContext:
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:
-        """Return whether a parameter is shared with the server, that is, part of the model's vector."""
+        """Return whether a parameter is shared with the server, as part of the model's vector."""
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -132,8 +132,7 @@ class ClientContext:
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Return an endless iterator over training batches of the client, in the form in which ``training_step`` gets
-        them.
+        """Return an endless iterator over the client's training batches, as ``training_step`` gets them.
 
         It draws from the training samples independently of the Trainer's batches: it passes over the samples again and
         again, each time in another random order, which depends on ``name``, the run's seed, the round and the client
@@ -153,7 +152,7 @@ class ClientContext:
                 yield found[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the loss of ``model`` on a batch, and the gradient of this loss with respect to the model.
+        """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
         buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
@@ -201,7 +200,8 @@ class ClientContext:
 
 
 class ClientAlgorithm(Strategy):
-    """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
+    """Base class of client algorithms, which change how clients train. They work with any module, precision and
+    optimizer.
 
     While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client.
     There one object may serve many clients: read only constructor arguments from ``self``, and keep a client's tensors

@@ -24,7 +24,8 @@ PERSONAL = "ditto_model"
 
 
 class Ditto(ClientAlgorithm):
-    """Ditto's clients: each client k keeps a personal model v_k and updates it on every training batch by
+    """Client algorithm that trains a personal model v_k beside the federation's model. Client k updates it on every
+    training batch by
 
         v_k <- v_k - lr (grad F_k(v_k) + lamda (v_k - w)),
 

@@ -28,8 +28,8 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """FedDyn's clients: client i trains from x a model w_i with the loss L_i(w) - <g_i, w> + alpha/2 |w - x|^2, and
-    then sets g_i <- g_i - alpha (w_i - x).
+    """Client algorithm of FedDyn, which regularizes each client's loss. From x client i trains a model w_i with the
+    loss L_i(w) - <g_i, w> + alpha/2 |w - x|^2, and then sets g_i <- g_i - alpha (w_i - x).
 
     L_i is the client's loss and x the global model of the round. g_i is 0 at first and converges to the gradient of L_i
     at the federation's final model. It is kept in the client's state. Clients send only w_i.
@@ -72,7 +72,7 @@ class FedDyn(ClientAlgorithm):
 
 
 class FedDynServer(Aggregator):
-    """FedDyn's server: the next global model x is the mean of the cohort's models w_i minus h / alpha,
+    """Aggregator of FedDyn. The next global model x is the mean of the cohort's models w_i minus h / alpha,
 
         h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha.
 

@@ -16,7 +16,8 @@ from flsv.utilities.declared import NonNegative
 
 
 class FedProx(ClientAlgorithm):
-    """FedProx's clients: each adds mu/2 |w - w_anchor|^2 to the loss of its model w, for any module.
+    """Client algorithm that pulls each client's model w toward an anchor. It adds mu/2 |w - w_anchor|^2 to the client's
+    loss, for any module.
 
     Args:
         mu: the weight of this term, at least 0 (FedAvg). The paper tries 0.001 to 1.

@@ -22,8 +22,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedRep(ClientAlgorithm):
-    """FedRep's clients: in the first ``head_epochs`` local epochs of a round a client trains only the parameters that
-    it does not share (the head), then only the shared ones (the body).
+    """Client algorithm that trains first a client's own head, then the shared body. The first ``head_epochs`` local
+    epochs of a round train only the parameters that the client does not share (the head), the others only the shared
+    ones (the body).
 
     The parameters that an epoch does not train have no gradient in it, so that the optimizer does not change them, not
     even by weight decay. An optimizer step over several batches (``accumulate_grad_batches``) belongs to the epoch of

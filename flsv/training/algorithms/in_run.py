@@ -57,7 +57,7 @@ _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
-    """Client algorithm that computes the in-run Shapley values of a client's samples, for the metric
+    """Client algorithm that computes the in-run Shapley values of a client's samples. The metric is
     :class:`flsv.metrics.InRunShapley`.
 
     The server sends the gradient of the validation loss, which has the size of the model. Each client reports its
@@ -308,7 +308,7 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that compute the inner product of a vector with each sample's part of a batch's gradient."""
+    """Hooks that compute inner products of a vector with each sample's part of the gradient."""
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))

@@ -22,8 +22,8 @@ from flsv.utilities.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
-    """Per-FedAvg's clients: each optimizer step lowers not the loss f of the model w, but the loss of w~, the model
-    after one more gradient step:
+    """Client algorithm that trains a model to be good after one more gradient step. Each optimizer step lowers not the
+    loss f of the model w, but the loss of w~, the model after one gradient step:
 
         w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D'),
 

@@ -25,8 +25,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class MoreauSGD(torch.optim.Optimizer):
-    """Optimizer that takes, for every batch, K steps of the personalized weights theta and one step of the shared
-    weights w:
+    """Optimizer of pFedMe's clients. For every batch it takes K steps of the personalized weights theta and one step of
+    the shared weights w:
 
         theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
 
@@ -91,7 +91,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
-        """Train on one batch: take ``inner_steps`` steps of the personalized weights theta, then one step of the shared
+        """Train on one batch. Take ``inner_steps`` steps of the personalized weights theta, then one step of the shared
         weights w.
 
         Args:
@@ -122,7 +122,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def upload_parameters(self) -> None:
-        """Overwrite the parameters, which hold theta, with the shared weights w, which the server averages."""
+        """Overwrite the parameters, which hold theta, with w. The server averages these shared weights."""
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta in self.state:

@@ -36,7 +36,8 @@ VARIATE, RATES = "control_variate", "learning_rate_sum"
 
 
 class SCAFFOLD(ClientAlgorithm):
-    """SCAFFOLD's clients: control variates, c at the server and c_i at client i, all 0 at first, correct the gradients.
+    """Client algorithm that corrects gradients by control variates against client drift. The variates are c at the
+    server and c_i at client i, all 0 at first.
 
     In a round that starts from the global model x, client i takes K steps of its model y_i, along its gradients g_i,
 
