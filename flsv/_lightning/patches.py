@@ -84,7 +84,7 @@ def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """Return the patch with which loggers plot epoch-level values over rounds."""
+    """Return the patch ``(object, name, value)`` with which loggers plot epoch values over rounds."""
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
@@ -103,7 +103,7 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches that keep a placeholder out of TensorBoard's table of runs."""
+    """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
 
 
@@ -114,7 +114,8 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
-    """Return a patch that computes a Trainer's properties by ``answers``. If one returns None, Lightning does."""
+    """Return a patch ``(object, name, value)`` that computes a Trainer's properties by ``answers``, else by
+    Lightning."""
     kind = type(trainer)
 
     def answered(name: str, answer: Callable[[], Any]) -> property:

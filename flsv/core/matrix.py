@@ -119,7 +119,7 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of ``vector`` with the first entries of each update, float64 ``[k]``."""
+        """Compute the inner product of ``vector`` with as many leading entries of each update, float64 ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()

@@ -164,7 +164,7 @@ class Strategy(Component):
         """Inspect the finite updates before filters change them. Any of the n clients may be asked for values."""
 
     def end_round(self, round: Round) -> None:
-        """Store at the server what the next round needs from this round."""
+        """Store at the server the parts of this round that the next one needs."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         """Return the models of coalitions that this strategy has trained, if any.

@@ -130,7 +130,7 @@ class Engine:
                 try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for clients' training, and restore a checkpoint's ``buffers``: its counters and masks."""
+        """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""
         given = self._config, self.store, self._state.num_clients, self._steps
         self.local_training = LocalTraining(self.trainer, self.space, *given)
         if buffers is not None:
@@ -148,7 +148,7 @@ class Engine:
         return self._loader
 
     def train(self, instructions: dict[int, Instruction]) -> bool:
-        """Train the instructed clients, and return whether all of them trained."""
+        """Train the clients that got ``instructions``, and return whether all of them trained."""
         batches = self._batches()
         self._visits, self._instructions = batches.visits, instructions
         self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
@@ -248,7 +248,7 @@ class Engine:
     # ---- the end of a round
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget what excluded clients have changed, as if they had not taken part."""
+        """Undo the changes of excluded clients' state, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
             self.local_training.state.next_buffers = None  # the next model keeps the counters of the round's start
         for client in clients:
@@ -305,7 +305,7 @@ class Engine:
         return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that would not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         models = {}
         for client, told in instruct(self._mine()).items():
             with opened(self.manager.locals[client]) as local:

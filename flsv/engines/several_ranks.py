@@ -130,7 +130,7 @@ class SeveralRanks(Engine):
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Replace this rank's updates by those of all ranks, in the cohort's order."""
+        """Replace this rank's updates by ``parts``, those of all ranks, in the cohort's order."""
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._clients if client in told]
         owners = [told[client][0] for client in clients]
@@ -181,7 +181,7 @@ class SeveralRanks(Engine):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """Send the states that clients keep between rounds from all ranks to rank 0."""
+        """Send the clients' states between rounds from all ranks to rank 0."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.all_gather(self._kept, "what clients keep")

@@ -230,7 +230,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
 
 
 def _not_by_hooks(module: L.LightningModule) -> str | None:
-    """Return why a module's hooks or embeddings prevent batched training, with a remedy."""
+    """Return why a module's hooks or embeddings prevent batched training, with a remedy, or None."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
@@ -241,7 +241,7 @@ def _not_by_hooks(module: L.LightningModule) -> str | None:
 
 
 def _not_by_callbacks(trainer: L.Trainer) -> str | None:
-    """Return which callback prevents batched training, as it might change it, with a remedy."""
+    """Return which callback prevents batched training, with a remedy, or None."""
     for callback in callbacks_of(trainer):
         if hooks := [hook for hook in HOOKS if not _harmless(callback, hook)]:
             name = type(callback).__name__
@@ -267,8 +267,8 @@ def try_rows(
     # Names that are equal in all rows, so that one copy serves all.
     unstacked: Collection[str] = (),
 ) -> set[str]:
-    """Train a few batches, and raise NotBatched unless batched and ordinary results agree. Return the names of
-    parameters without a gradient."""
+    """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
+    without a gradient."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         own = stand_in(trainer, module)

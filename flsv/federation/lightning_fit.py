@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, whose changes end with it."""
+"""LightningFit: one ``Trainer.fit`` of a federation, which undoes its changes at the end."""
 
 from __future__ import annotations
 

@@ -340,9 +340,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (faulty, sent)}`` of the clients with faulty updates. These are the rounds in which the
-        update was not finite or far too large, and those in which the client sent an update.
-        """
+        """Return ``{client: (faulty, sent)}``, numbers of rounds, for the clients with faulty updates. An update is
+        faulty if it is not finite or far too large. ``sent`` counts all updates."""
         return faults_in(self.events)
 
     @property
@@ -357,7 +356,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:

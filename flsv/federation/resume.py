@@ -79,7 +79,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Convert a KeyError within this context into a ConfigurationError. A checkpoint lacks an entry."""
+    """Convert a KeyError within this context into a ConfigurationError about an incomplete checkpoint."""
     try:
         yield
     except KeyError as error:

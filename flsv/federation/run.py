@@ -193,7 +193,7 @@ class FederationRun:
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:

@@ -202,7 +202,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends a run. It is of a class in :data:`OF_THE_RUN`, with its own hooks.
+    """Return whether a callback only watches or ends a run: one of :data:`OF_THE_RUN` with unchanged hooks.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping

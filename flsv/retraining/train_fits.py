@@ -135,7 +135,7 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
 ) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the pairs of ``found`` after the fit ``proof`` has succeeded. It tests the method."""
+    """Yield the pairs of ``found`` after the fit ``proof``, a test of the method, has succeeded."""
     held: list[tuple[Order, Found | ChildFailed]] = []
     for order, fit in found:
         held.append((order, fit))

@@ -95,7 +95,7 @@ class UtilityStore:
         ]
 
     def outputs(self, seed: int, members: Members, name: str) -> Tensor:
-        """Return a coalition's outputs ``[R, V, ...]`` after each round, or raise KeyError."""
+        """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
         return self._outputs[seed, members][name]
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:

@@ -235,7 +235,7 @@ def training_loss(outputs: Any) -> Tensor:
 # outputs this batched product takes little more than half the time of x W^T. Convolutions have a slower batched
 # backward pass in autograd, and recurrent layers none.
 class RowStep:
-    """Callable that computes losses of m stacked models, and their gradients by the ``trained`` parameters.
+    """Callable that computes losses of m stacked models, and gradients with respect to ``trained`` parameters.
 
     Example:
         >>> class Line(nn.Linear):
@@ -412,7 +412,7 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Discard what ``training_step`` logs within this context. Attributes of a single client raise an error."""
+    """Discard what ``training_step`` logs within this context. Reading a single client's attributes raises an error."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):

@@ -138,14 +138,14 @@ class LocalSteps:
         return max(map(self.of, self.work))
 
     def tell_steps(self) -> PatchedAttributes:
-        """Make the trainer report the client's steps in the whole fit, and its last batch. The result restores it."""
+        """Make the trainer report the client's steps in the whole fit, and its last batch. The result undoes it."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
-        """Make a trainer without train dataloader report the client's batches. The result restores it."""
+        """Make a trainer without train dataloader report the client's batches. The result undoes it."""
 
         def length() -> range:
             return range(int(self._answer(self._batches, "the number of training batches")))

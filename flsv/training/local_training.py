@@ -57,7 +57,7 @@ class LocalTraining:
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
-        """Load a client's model and state into the Trainer. ``lengths`` are the batches of its local epochs."""
+        """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         personalizer, state = self._config.personalizer, self.state
         state.begin_clients()
         with opened(local):

@@ -1,7 +1,7 @@
 """TrainerState: swaps the states of clients and of the federation in the one Trainer.
 
-A client enters with the model to start from and what it has kept: its private entries, optimizers, schedules and loss
-scale. When it leaves, the Trainer has the federation's again.
+A client enters with the model to start from and the state that it has kept: its unshared parameters, optimizers,
+schedules and loss scale. When it leaves, the Trainer has the federation's again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 class TrainerState:
-    """State of a Trainer that is swapped between clients: model, private entries, optimizers, loss scale."""
+    """State of a Trainer that is swapped between clients: model, unshared parameters, optimizers, loss scale."""
 
     global_vector: Tensor
 
@@ -74,12 +74,12 @@ class TrainerState:
         self.next_buffers = None
 
     def begin_clients(self) -> None:
-        """Copy the counters and masks before the first client trains."""
+        """Copy the counters and masks that are not in the vector, before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_clients(self) -> None:
-        """Restore the counters and masks after the last client's training."""
+        """Restore the copied counters and masks after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
@@ -117,11 +117,11 @@ class TrainerState:
         return vector, trained, private
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether an entry that the client does not share is infinite or NaN."""
+        """Return whether a parameter that stays at the client is infinite or NaN."""
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Store the first client's counters and masks for the next global model."""
+        """Store the first client's counters and masks, which the next global model gets."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
