@@ -114,8 +114,7 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
-    """Return a patch ``(object, name, value)`` that computes a Trainer's properties by ``answers``, else by
-    Lightning."""
+    """Return a patch ``(object, name, value)`` that computes a Trainer's properties by ``answers`` where not None."""
     kind = type(trainer)
 
     def answered(name: str, answer: Callable[[], Any]) -> property:
