@@ -1,1 +1,1 @@
-"""Code that uses private interfaces of Lightning, which any release may change. Nothing here knows contributions."""
+"""Code that uses private interfaces of Lightning, which any release may change. It does not depend on contributions."""

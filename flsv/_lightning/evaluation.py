@@ -36,7 +36,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches ``(x, y)`` as the trainer's module gets them in validation."""
+    """Yield the batches ``(x, y)`` as validation gets them, on the module's device."""
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
@@ -112,7 +112,7 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 
 
 class KeptBatches:
-    """Batches of one validation loader, read once."""
+    """Batches of one validation loader, read once and stored."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         # Clones: a slice of a data set would carry the whole data set into every copy.
@@ -132,7 +132,7 @@ class KeptBatches:
 
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
-    """Read the batches of one or several validation loaders once."""
+    """Read and store the batches of one or several validation loaders."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
     kept = []
@@ -156,7 +156,7 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
 
 
 class ValidationRun:
-    """Validation of a module on batches that were read before."""
+    """Validation of a module on batches that are already stored."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
         self._trainer, self.module, self._loaders = trainer, module, loaders
@@ -177,7 +177,7 @@ class ValidationRun:
         return values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield the arguments of ``validation_step``, which the caller calls, for each batch."""
+        """Yield the arguments of ``validation_step`` for each batch. The caller calls it."""
         self.module.on_validation_model_eval()
         plugin, several = self._stand_in.precision_plugin, len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
@@ -220,7 +220,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Copy the trainer shallowly for its lent module, without callbacks and loggers."""
+    """Return a shallow copy of the trainer without callbacks and loggers. It serves a ``module`` under evaluation."""
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)

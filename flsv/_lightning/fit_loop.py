@@ -3,7 +3,7 @@
 Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. The module then holds one client's
 half-trained weights, from which no run can be resumed. Therefore a checkpoint saved within a round gets the global
 model, Lightning's progress and the states of callbacks, optimizers and schedulers as they were at the round's start,
-before any ``on_train_epoch_start``; the resumed round calls these hooks again. A checkpoint saved after aggregation,
+before any ``on_train_epoch_start``. The resumed round calls these hooks again. A checkpoint saved after aggregation,
 but before Lightning has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
 """
 
@@ -24,7 +24,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round: Lightning's own epoch, once for each client and local epoch.
+    """Lightning's fit loop, in which an epoch is a round. Lightning's own epoch runs once for each client and local
+    epoch.
 
     Attributes:
         before_round: called before any hook of the next round.
@@ -48,7 +49,7 @@ class FederatedFitLoop(_FitLoop):
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
     def begin(self, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
-        """Begin the fit, in which ``begin`` and ``end`` are called around each batch of a client."""
+        """Begin the fit. ``begin`` and ``end`` are called around each batch of a client."""
         trainer, epoch = self.trainer, self.epoch_loop  # type: Any, Any
         self.remember()
         own = LambdaCallback(
@@ -103,7 +104,7 @@ class FederatedFitLoop(_FitLoop):
         self.after_fit()
 
     def train_epoch(self, last: bool = True, idle: bool = False) -> None:
-        """Train on all batches that the train dataloader yields now; ``last``: no client of the round follows."""
+        """Train on all batches that the train dataloader yields now. ``last``: it is the round's last client."""
         self._last, self._idle = last, idle
         # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
         trainer, fetcher = self.trainer, self._data_fetcher  # type: Any, Any
@@ -115,7 +116,7 @@ class FederatedFitLoop(_FitLoop):
             self._last = True
 
     def end_round(self) -> None:
-        """Let Lightning do what has waited for the next global model, which the module must hold."""
+        """Call the hooks that were delayed until the module holds the next global model."""
         waiting, self._waiting, self._idle = self._waiting, [], True
         for each in waiting:
             each()
@@ -129,7 +130,7 @@ class FederatedFitLoop(_FitLoop):
             self._counts = {"epoch": self.trainer.current_epoch, "global_step": self.trainer.global_step}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the progress at the round's start, or at its end, which Lightning may not have reached yet."""
+        """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.within:
             return deepcopy(self._between)
         loop = deepcopy(super().state_dict(*args, **kwargs))
@@ -140,7 +141,7 @@ class FederatedFitLoop(_FitLoop):
         return loop
 
     def copy_states(self, own: L.Callback) -> None:
-        """Store the states of callbacks but ``own``, optimizers and schedulers before any hook of the round."""
+        """Store the states of optimizers, schedulers and callbacks before a round's hooks, without ``own``."""
         trainer: Any = self.trainer
         # What is written to files, and the time that has passed, is not undone with the round.
         rewound = [each for each in trainer.callbacks if each is not own and not isinstance(each, Checkpoint | Timer)]
@@ -155,7 +156,7 @@ class FederatedFitLoop(_FitLoop):
         self._others = _copied(others, " or ".join(dict.fromkeys(type(each).__name__ for each in used)))
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Set a checkpoint that is saved within a round to the round's start."""
+        """Set a checkpoint saved within a round to the state at the round's start."""
         checkpoint.update(self._counts)
         if "callbacks" in checkpoint:  # else it holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callbacks))

@@ -52,7 +52,7 @@ def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
 
 
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
-    """Return the trainer's list of callbacks, which Lightning does not declare."""
+    """Return the trainer's list of callbacks, an attribute that Lightning does not declare."""
     return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors
 
 
@@ -84,7 +84,7 @@ def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """Return the patch by which loggers plot epoch-level values over rounds."""
+    """Return the patch ``(object, name, value)`` with which loggers plot epoch values over rounds."""
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
@@ -103,18 +103,18 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches that keep a placeholder out of TensorBoard's table of runs."""
+    """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches by which a Trainer without a profiler skips the calls for profiling."""
+    """Return the patches with which a Trainer without a profiler skips profiling calls."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
-    """Return the patch by which functions answer a Trainer's properties, and Lightning does where one returns None."""
+    """Return a patch ``(object, name, value)`` that computes a Trainer's properties by ``answers`` where not None."""
     kind = type(trainer)
 
     def answered(name: str, answer: Callable[[], Any]) -> property:

@@ -40,18 +40,18 @@ class FinetuningState:
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Store what is trained before the callbacks begin the epoch."""
+        """Record which parameters and layers are trained, before callbacks begin the epoch."""
         if self._trainer is not None:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
-        """Name the parameters and BatchNorm layers that are trained, for a checkpoint."""
+        """Return the names of trained parameters and BatchNorm layers, for a checkpoint."""
         if self._trainer is None:
             return None
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Unfreeze what ``state`` names, and freeze everything else."""
+        """Unfreeze the parameters and layers that ``state`` names, and freeze all others."""
         if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():
@@ -77,7 +77,7 @@ try:
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
-        """Stand-in for a class that older versions of Lightning lack."""
+        """Placeholder for Lightning's class of this name, which older versions lack."""
 
 
 #: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
@@ -122,12 +122,12 @@ class RoundAverage:
                 due.restore()
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the global model back into the module if validation failed while it held the average."""
+        """Put the global model back into the module, if failed validation left the average there."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Put the last global model into a checkpoint that is saved when the module holds the average."""
+        """Put the last global model into a checkpoint, since the module holds the average."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -150,7 +150,7 @@ _REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Checkpoint plugin that writes through a new file, and checks what it reads."""
+    """Checkpoint plugin that writes complete files only, and checks what it reads."""
 
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
@@ -196,7 +196,7 @@ def install(trainer: L.Trainer, check: Check) -> None:
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Mark a checkpoint so that it is not written, but a warning is shown."""
+    """Mark a checkpoint as invalid. A warning is then shown instead of writing it."""
     why = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
         "on from there. Resume from an earlier checkpoint."
@@ -207,7 +207,7 @@ def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
 
 
 def _check_sums(path: Any) -> None:
-    """Raise BadZipFile if a checksum does not match, which torch does not check."""
+    """Raise BadZipFile if a checksum in a file does not match. Torch does not check it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():

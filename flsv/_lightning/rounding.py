@@ -28,7 +28,7 @@ class Rounding(NamedTuple):
 
     @property
     def run(self) -> float:
-        """Return the tolerance for two trained models, as a fraction of the distance that they moved."""
+        """Return the tolerance for two trained models, relative to how far training moved them."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
@@ -38,13 +38,13 @@ class Rounding(NamedTuple):
         return start * (1 + max(NUDGE, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
-        """Return the largest distance between two trainings that rounding can explain."""
+        """Return the largest distance that rounding can cause, given a training from :meth:`nudged` weights."""
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 
     def apart(
         self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return the distance of two trained models that must be equal, or None if rounding explains it."""
+        """Return the relative distance of two models that should be equal. None: rounding explains it."""
         mine, real, start = mine.double(), real.double(), start.double()
         if not real.isfinite().all():
             return None if mine.isfinite().equal(real.isfinite()) else 1.0

@@ -132,7 +132,7 @@ def counts_so_far(trainer: L.Trainer) -> Counted:
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Add other processes' counts to those of this process's trainer."""
+    """Add other processes' counts of batches and steps to those of this trainer."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
@@ -147,7 +147,7 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """Placeholder for batches of a round that this Trainer's loop does not train."""
+    """Placeholder for a round's batches that this Trainer's loop does not train."""
 
     visits: Sequence[Any] = ()
 
@@ -159,7 +159,7 @@ class IdleBatch:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches by which a Trainer does nothing with an :class:`IdleBatch`."""
+    """Return the patches with which a Trainer does nothing for an :class:`IdleBatch`."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:

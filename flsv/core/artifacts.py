@@ -22,7 +22,7 @@ _OWN = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """Return a different folder name for each client, which file systems accept.
+    """Return a distinct folder name, valid on every file system, for each client name.
 
     Example:
         >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
@@ -42,12 +42,12 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
-    """Store a picture or a table at the client, for :func:`write_artifacts` to draw."""
+    """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
     local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Write what :func:`keep_artifact` has stored at the client into the client's folder."""
+    """Write the pictures and tables stored by :func:`keep_artifact` into the client's ``folder``."""
     kept: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
     if not kept:
         return

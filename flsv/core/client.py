@@ -1,4 +1,4 @@
-"""Client, a participant as the server sees it, and Channel, which counts messages."""
+"""Client, through which the server reaches a participant, and Channel, which counts messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Channel:
     """Count of the messages that cross between server and clients within a round.
 
     Only tensors are counted, with all their entries, not a message's few plain numbers (ids, sizes, a loss). A message
-    is an instruction, an update, or a question or its answer (:meth:`flsv.core.Client.ask`).
+    is an instruction, an update, or a request to a client or its answer (:meth:`flsv.core.Client.ask`).
 
     Example:
         >>> channel = Channel()
@@ -74,18 +74,18 @@ class Channel:
         self.messages = []
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove this round's messages after the ``first`` earliest, and return them for :meth:`prepend`."""
+        """Remove this round's messages except the ``first`` earliest. Return them for :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Count the messages in ``plain``, from :meth:`pop_since`, as this round's earliest."""
+        """Insert the messages that :meth:`pop_since` returned before this round's others."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count no messages within this context, for questions that only a simulation asks."""
+        """Count no messages within this context, for requests that only a simulation makes."""
         self._muted = True
         try:
             yield
@@ -93,12 +93,12 @@ class Channel:
             self._muted = False
 
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """Return each of k clients' tensor entries in a direction, int64 ``[k]``."""
+        """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """Return each of k clients' bytes of tensors in a direction, float64 ``[k]``."""
+        """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
@@ -145,8 +145,8 @@ class NoAnswer(RuntimeError):
 
 
 class Client:
-    """A participant as the server sees it. The method :meth:`ask` runs a function of the server (a *question*) on the
-    participant's data.
+    """The server's handle of one participant. The method :meth:`ask` runs a function of the server (a *question*) on
+    the participant's data.
 
     Args:
         id: the client's number.
@@ -204,7 +204,7 @@ class Client:
         return answer  # type: ignore[return-value]  # None only before the broadcast
 
     def take_back(self) -> None:
-        """Undo what the last question has changed in the client's state."""
+        """Undo the changes that the last :meth:`ask` made to the client's state."""
         # In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
 
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:

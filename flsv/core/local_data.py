@@ -1,4 +1,4 @@
-"""LocalData: one participant's data and state, readable only inside a question to it."""
+"""LocalData: one participant's data and state, readable only by functions that :meth:`Client.ask` runs."""
 # This guards against mistakes, not against malice: a client answers any question, and within one process Python hides
 # nothing. docs/reference/sites.md lists what a simulation shows and a deployment would not.
 
@@ -18,7 +18,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """View of a state's entries that begin with a prefix, named without it."""
+    """View of a dictionary's entries whose names begin with a prefix. The view's names lack the prefix."""
 
     def __init__(self, state: State, prefix: str) -> None:
         self._state, self._prefix = state, prefix
@@ -43,7 +43,7 @@ Split = Literal["train", "val", "test"]
 
 
 class ModelScores(Protocol):
-    """Scores of several models, one number per model in ``value``."""
+    """Protocol of the scores of several models, one number per model in ``value``."""
 
     def value(self, metric: Any) -> Tensor: ...
 
@@ -58,7 +58,7 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError where a function needs a model outside of a fit."""
+    """Raise ConfigurationError, since no model exists before training."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
@@ -82,13 +82,12 @@ class LocalData:
         module: function from a vector ``[P]`` to a copy of the module that holds it.
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
             new dictionary.
-        guarded: whether data can be read only inside :meth:`Client.ask`, which the server's own validation set can be
-            anywhere.
+        guarded: whether data can be read only inside :meth:`Client.ask`. False for the server's own validation set.
         any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` that computes this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
-        order: function from a random generator to the places of the training samples that an epoch reads, in its order.
+        order: function from a random generator to the indices of the training samples, in the order of an epoch.
     """
 
     def __init__(
@@ -136,19 +135,19 @@ class LocalData:
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client started, None if it takes no part."""
+        """Return the model ``[P]`` from which this client's training starts. None: it takes no part."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """Return the model ``[P]`` as trained, before uploads, None before training."""
+        """Return the trained model ``[P]`` before attacks, noise and compression, None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model ``[P]`` as sent, after uploads, None before sending."""
+        """Return the model ``[P]`` as sent, after attacks, noise and compression, None before sending."""
         self._check()
         return self._sent
 
@@ -163,7 +162,7 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the objects that this client keeps between questions.
+        """Return the dictionary of objects that this client keeps between requests (:meth:`Client.ask`).
 
         The memory is not saved with the run, unlike :attr:`state`. The server may choose the keys.
 
@@ -180,13 +179,13 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Return the entries of :attr:`state` that belong to the module's unshared part."""
+        """Return the entries of :attr:`state` that hold parameters and buffers not shared with the server."""
         return Prefixed(self.state, "module.")
 
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models ``[P]`` of the client's own training."""
+        """Set this round's initial, trained and sent model ``[P]``, and this client's attack ``tell``."""
         # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
         # `tell` if the client reports true numbers.
         self._start, self._model, self._sent = start, model, model if sent is None else sent
@@ -194,16 +193,17 @@ class LocalData:
 
     @property
     def tell(self) -> Tell | None:
-        """Return the function with which this client falsifies numbers that it reports, or None."""
+        """Return the attack that falsifies the numbers that this client reports, or None."""
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return the scalar that this client reports: ``value``, or what :attr:`tell` makes of it."""
+        """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and the client's own labels y ``[m]``.
+        """Return all m samples of a split in a fixed order. They are x ``[m, ...]`` and the client's own labels y
+        ``[m]``.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
@@ -222,13 +222,14 @@ class LocalData:
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
-        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples."""
+        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. ``keep``: store
+        their outputs."""
         # `value("accuracy")` of the result returns [K]. With `keep` it holds the models' outputs, too.
         evaluate = self._classifiers(split)
         return evaluate(vectors, keep=True) if keep else evaluate(vectors)
 
     def score_outputs(self, outputs: Tensor, split: Split = "val") -> ModelScores:
-        """Compute the scores of models from their outputs ``[c, V, M]``, as :meth:`evaluate` keeps them."""
+        """Compute the scores of c models from their outputs ``[c, V, M]`` on a split's V samples."""
         scores: ModelScores = self._classifiers(split).score_outputs(outputs, losses=False)
         return scores
 
@@ -258,7 +259,7 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """Return the places of an epoch's training samples in its order, int64."""
+        """Return the indices of the training samples, int64, in the order of an epoch."""
         self._check()
         return self._order(generator)
 

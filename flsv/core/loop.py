@@ -1,4 +1,4 @@
-"""The FederatedLoop among a trainer's callbacks, for packages that cannot import it."""
+"""Search for the FederatedLoop among a trainer's callbacks, for packages that cannot import its class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def is_loop(callback: object) -> bool:
-    """Return whether a callback is a FederatedLoop, by its class only.
+    """Return whether a callback is a FederatedLoop, recognized by a method of its class.
 
     Example:
         >>> from flsv import FederatedLoop

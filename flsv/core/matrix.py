@@ -1,4 +1,4 @@
-"""ClientMatrix: computations on a cohort's updates without a second matrix."""
+"""ClientMatrix: norms, products and sums of a cohort's updates, computed without a second matrix."""
 # The cohort's [k, P] models are the server's largest tensor. Computations on the updates therefore process it in blocks
 # of columns of a fixed size.
 
@@ -26,7 +26,8 @@ LEAST_PIECE = 2**12
 
 
 def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
-    """Allocate an uninitialized tensor for ``count`` models, ``[count, P]``."""
+    """Allocate an uninitialized tensor ``[count, P]`` like the model ``like [P]``. If memory does not suffice, it is a
+    memory-mapped file in ``folder``."""
     size = count * like.numel() * like.element_size()
     if like.device.type != "cpu" or not hasattr(os, "posix_fallocate") or size <= LARGE * memory_bytes():
         return like.new_empty(count, like.numel())
@@ -37,7 +38,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Copy the rows of ``matrix`` with the indices ``rows``, by default all."""
+    """Return a copy of the rows ``rows`` of ``matrix``, by default of all."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -49,7 +50,7 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory that this process may use."""
+    """Return how many bytes of memory this process may use."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
         limits.append(int(said))
@@ -57,7 +58,7 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models of a cohort, and the models that the clients started from. A client's *update* is the difference.
+    """The models of a cohort, and the models that training started from. A client's *update* is the difference.
 
     Args:
         rows: ``[k, P]``, the clients' models.
@@ -85,7 +86,7 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
-        """Return a view of the first ``end`` columns, such as the parameters without buffers."""
+        """Return a view of each vector's first ``end`` entries, such as its parameters."""
         part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
         part._common = None if self._common is None else self._common[:end]
         return part
@@ -94,13 +95,13 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Yield slices of about ``block_bytes`` that cover the columns up to ``end``."""
+        """Yield slices of about ``block_bytes`` that cover the vectors' entries up to ``end``."""
         end = self.rows.shape[1] if end is None else end
         width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute some columns of the k clients' updates, ``[k, width of the slice]``."""
+        """Compute a slice of the k clients' updates, ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
@@ -110,7 +111,7 @@ class ClientMatrix:
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """Compute the sum of the k updates with ``weights [k]`` over the first ``end`` columns."""
+        """Compute the sum of the k updates, weighted by ``weights [k]``, over the first ``end`` entries."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -118,21 +119,21 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of ``vector`` with each update's first columns, float64 ``[k]``."""
+        """Compute the inner product of ``vector`` with as many leading entries of each update, float64 ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """Compute the updates' Euclidean norms over the first ``end`` columns, float64 ``[k]``."""
+        """Compute the updates' Euclidean norms over the first ``end`` entries, float64 ``[k]``."""
         # No square overflows.
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """Compute the updates' inner products over the first ``end`` columns, float64 ``[k, k]``."""
+        """Compute all inner products of two updates over the first ``end`` entries, float64 ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
             part = self.updates(block).double()

@@ -26,7 +26,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 @dataclass(frozen=True)
 class Head:
-    """Position of the classifier head in a vector."""
+    """Position of the classifier head's weights and bias in a model vector ``[P]``."""
 
     name: str
     num_classes: int
@@ -34,7 +34,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's weights in ``vectors [..., P]``, one row per class, ``[..., M, D]``."""
+        """Return the head's weights in ``vectors [..., P]``, ``[..., M, D]``, or with the bias ``[..., M, D+1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -155,14 +155,14 @@ class ParameterSpace:
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return copies of the entries that the client keeps to itself, ``{name: tensor}``."""
+        """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
         return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Write a client's own entries into the module, and leave all others."""
+        """Write the parameters and buffers that the client keeps to itself into the module."""
         if tensors:
             for name, tensor in named_state(module):
                 if name in tensors:
@@ -175,7 +175,7 @@ class ParameterSpace:
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Return ``{kind: text}`` with the number of shared, private and constant entries and their names' hash."""
+        """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -251,7 +251,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape yet, or a trainable one is not finite."""
+    """Raise ConfigurationError if a parameter has no shape, or a trainable one is not finite."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(
@@ -289,14 +289,14 @@ def check_share(share: Any) -> None:
 
 
 class Sharing(NamedTuple):
-    """Names of the entries of a module that clients keep, and of those that never change."""
+    """Names of a module's entries that clients keep, and of those that never change."""
 
     kept: set[str]
     constant: set[str]
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Name the entries of a module that the argument ``share`` does not select."""
+    """Return the names of the module's entries that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())
     state = dict(named_state(module))
@@ -348,7 +348,7 @@ def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -
 def _named(
     word: str, module: nn.Module, state: Mapping[str, Tensor], frozen: set[str], head: str | None
 ) -> Collection[str]:
-    """Name the entries of ``state`` that a pattern without its ``!`` stands for."""
+    """Return the names in ``state`` that match ``word``, a pattern of ``share`` without its ``!``."""
     if word == "all":
         return state
     if word == "trainable":  # of a module that is frozen as a whole, nothing
@@ -363,6 +363,6 @@ def _named(
 
 
 def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
-    """Name the entries of ``state`` that are the layers' own."""
+    """Return the names in ``state`` of the layers' own parameters and buffers."""
     own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
     return [name for name, tensor in state.items() if id(tensor) in own]

@@ -32,7 +32,7 @@ class Ranks:
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value of rank ``source``, whatever the other ranks' ``value``."""
+        """Return the ``value`` of rank ``source`` on every rank."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
@@ -46,7 +46,7 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work, the longest first, to the worker with the least work."""
+    """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]
@@ -99,7 +99,7 @@ class ClientPlacement:
         return frozenset(self._bound)
 
     def bind(self, clients: Collection[int]) -> None:
-        """Set which clients stay on their rank because they keep state."""
+        """Set the clients that stay on their rank because they keep state."""
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:

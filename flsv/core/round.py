@@ -73,7 +73,7 @@ class TrainedCoalitions:
     before: Callable[[Any], Any] | None = None
 
     def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
-        """Return a function like :attr:`build` for J of these coalitions, ``masks``, bool ``[J, n]``."""
+        """Return ``build(i, out)`` for J of these coalitions, given by ``masks``, bool ``[J, n]``."""
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
         rows = [places[tuple(mask)] for mask in masks.tolist()]
         return lambda index, out: self.build(rows[index], out)
@@ -104,7 +104,7 @@ class Round:
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
         starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`,
-            which is asked for it when needed. With None all started from the global model.
+            which is asked for the model when needed. With None all started from the global model.
         losses: ``[k]``, the mean training loss of each client.
         num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
@@ -156,13 +156,13 @@ class Round:
 
     @cached_property
     def matrix(self) -> ClientMatrix:
-        """Return the cohort's models as a matrix that computes on updates."""
+        """Return the clients' models as a :class:`ClientMatrix`, which computes on their updates."""
         starts = self.starts or [self.global_vector] * len(self)
         return ClientMatrix(self.client_vectors, asked_starts(starts))
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
-        """Return the models that the k clients started from, ``[k, P]``, or None for the global one.
+        """Return the models that the k clients started from, ``[k, P]``. None: all started from the global model.
 
         This is a second matrix of the size of ``client_vectors``.
         """
@@ -180,7 +180,7 @@ class Round:
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return the updates' classifier heads, per class D weights and a bias, ``[k, M, D+1]``."""
+        """Return the updates' classifier-head parts, ``[k, M, D+1]``, per class D weights and a bias."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -189,7 +189,7 @@ class Round:
 
     @cached_property
     def client_head_weights(self) -> Tensor:
-        """Return the models' classifier heads, per class D weights and a bias, ``[k, M, D+1]``."""
+        """Return the models' classifier heads, ``[k, M, D+1]``, per class D weights and a bias."""
         return self.head.rows(self.client_vectors)
 
     @cached_property
@@ -201,12 +201,12 @@ class Round:
 
     @cached_property
     def senders(self) -> Tensor:
-        """Return the s clients that sent an update, int64 ``[s]``, the cohort before excluded ones."""
+        """Return the ids of the clients that sent an update, int64 ``[s]``. Excluded ones come last."""
         return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
     def utility(self) -> Any:
-        """Return the game whose utility is the accuracy of a coalition's uniform average."""
+        """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
@@ -219,13 +219,12 @@ class Round:
         return self._games.utility(metric, weighting)
 
     def slopes(self, balanced: bool = False, loss: Any = "negative_loss") -> Tensor:
-        """Compute g . d_i ``[k]`` of the validation loss's gradient g at the global model with the updates d_i. With
-        ``balanced`` all classes count equally in the loss.
-        """
+        """Compute the inner products g . d_i ``[k]`` of a gradient with the updates d_i. g is the gradient of the
+        validation loss at the global model. With ``balanced`` all classes count equally in the loss."""
         return self._games.slopes(balanced, loss)
 
     def generator(self, name: str) -> torch.Generator:
-        """Return this round's random generator called ``name``, which depends only on seed, name and round."""
+        """Return this round's random generator called ``name``. It depends only on seed, name and round."""
         return generator_for(self.seed, name, self.round_index)
 
     @cached_property
@@ -237,7 +236,7 @@ class Round:
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the weighted average of the updates' classifier heads, ``[M, D+1]``."""
+        """Return the weighted average of the updates' classifier-head parts, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
@@ -296,7 +295,7 @@ class Round:
         return result
 
     def get(self, name: str) -> Any:
-        """Return the clients' reports called ``name``, ``[k, ...]``, or else this round's attribute."""
+        """Return the reports ``[k, ...]`` that clients sent under ``name``, or else this round's attribute."""
         return self.reports[name] if name in self.reports else getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
@@ -308,7 +307,7 @@ class Round:
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:
-        """Return the round as metrics see it, with :attr:`unmeasured` clients left out."""
+        """Return a copy of this round without the :attr:`unmeasured` clients, for metrics."""
         if not self.unmeasured:
             return self
         rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
@@ -362,7 +361,7 @@ class Round:
     @cached_property
     @after("exchange")
     def reached(self) -> Tensor:
-        """Return the r clients that received or sent anything, int64 ``[r]``, the cohort first."""
+        """Return the ids of clients that received or sent anything, int64 ``[r]``. The cohort comes first."""
         others = (message.client for message in self._channel.messages)
         return self.client_ids.new_tensor(list(dict.fromkeys([*on_host(self.client_ids), *others])))
 
@@ -399,14 +398,14 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return ``starts`` with each client's own start model in place of the client."""
+    """Return each client's initial model ``[P]``. A client in ``starts`` is asked for its own."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model that the client started the round from, as a question to the client."""
+    """Return the model ``[P]`` from which the client started the round. Runs at the client."""
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
     return local.start

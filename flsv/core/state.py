@@ -74,7 +74,7 @@ class FederationState:
         round_index: the number of completed rounds, which is the index of the current or next round.
         global_vector: ``[P]``, the global model. None before the first round begins.
         cohort: the clients of the current or next round.
-        starts: ``{client id: model [P]}``, the start points of the clients that will not start from the global model.
+        starts: ``{client id: model [P]}``, the initial models of the clients that will not start from the global model.
         trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
         weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort. None before the first
             aggregation.

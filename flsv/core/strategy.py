@@ -25,7 +25,7 @@ never took part has NaN, or the metric's ``prior`` if it has one. A metric witho
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """Facts about a federation that are known before its first round. :meth:`Component.begin` receives them.
+    """Sizes, settings and parts of a federation, known before its first round. :meth:`Component.begin` receives them.
 
     n = clients, M = classes, P = length of the parameter vector.
 
@@ -76,7 +76,7 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit, of which ``federation.global_vector`` is the next round's global model."""
+        """Prepare for a resumed fit. ``federation.global_vector`` is the next round's global model."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
     #: values to them; never change a value in place.
@@ -93,7 +93,7 @@ class Component(ValidatedArguments, ABC):
 
 
 def _held(value: Any) -> Any:
-    """Copy a value shallowly, but return a tensor as it is."""
+    """Copy a value shallowly, but return a tensor itself."""
     return value if isinstance(value, Tensor) else copy(value)
 
 
@@ -161,10 +161,10 @@ class Strategy(Component):
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        """Inspect the finite updates before filters change them, and ask any of the n clients."""
+        """Inspect the finite updates before filters change them. Any of the n clients may be asked for values."""
 
     def end_round(self, round: Round) -> None:
-        """Store at the server what the next round needs from this round."""
+        """Store at the server the parts of this round that the next one needs."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         """Return the models of coalitions that this strategy has trained, if any.

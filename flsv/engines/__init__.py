@@ -1,1 +1,1 @@
-"""Engines, which train and ask the clients of a federation."""
+"""Engines, which train the clients of a federation and run requests on the clients' data."""

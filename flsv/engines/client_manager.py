@@ -79,12 +79,13 @@ class ClientManager:
         self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def forget(self, client: int) -> None:
-        """Forget the models and the changed state that a client has in this round."""
+        """Discard the models and the changed state that a client has in this round."""
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator of models ``[P]`` on batches ``(x, y)``, with a client's private entries."""
+        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` holds parameters that stay at a
+        client."""
         if self._first is None:
             self._first = ModelEvaluator(
                 self._trainer.lightning_module,
@@ -97,7 +98,7 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """Make an evaluator of models ``[P]`` on a client's split by a score."""
+        """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
             found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
@@ -106,7 +107,7 @@ class ClientManager:
         return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
-        """Return a copy of the trainer's module, in evaluation mode, that holds a model ``[P]``."""
+        """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
         own = copy_module(self._trainer.lightning_module).eval().requires_grad_(False)
         self._space.write(own, vector)
         put_private(own, self._space, {} if private is None else private())
@@ -134,7 +135,7 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Check on one batch that a trainer's module returns logits."""
+    """Check on one batch that a trainer's module returns logits. ``asking`` names what needs them."""
     module = trainer.lightning_module
     with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:
@@ -150,7 +151,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
-    """Append zero counts for classes that the data lack: ``[n, M']`` to ``[n, M]``."""
+    """Append zero counts for classes without samples: ``[n, M']`` to ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "

@@ -47,7 +47,7 @@ def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
 
 
 class Engine:
-    """Trains a cohort's clients in this process, one after the other, and collects their updates."""
+    """Engine that trains a cohort's clients one after the other, in this process."""
 
     ranks: Ranks = ALONE
 
@@ -86,10 +86,10 @@ class Engine:
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError if this engine cannot compute a metric, whose arguments read ``fields``."""
+        """Raise ConfigurationError if this engine cannot provide the round's ``fields`` that metrics read."""
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make the evaluator of coalitions' models by each metric's measure."""
+        """Make the object that scores coalitions' models by each metric's performance measure, if any."""
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
         judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
@@ -117,7 +117,7 @@ class Engine:
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
     def _try_evaluations(self, asking: Sequence[Any]) -> None:
-        """Try the evaluations that clients will do, on the first client."""
+        """Try on the first client the evaluations that clients will run for metrics."""
         if every := self._config.evaluation.every:
             test = self.data.client_loader(0, "test", shuffle=False)
             try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
@@ -130,7 +130,7 @@ class Engine:
                 try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for clients' training, and restore a checkpoint's counters and masks."""
+        """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""
         given = self._config, self.store, self._state.num_clients, self._steps
         self.local_training = LocalTraining(self.trainer, self.space, *given)
         if buffers is not None:
@@ -148,7 +148,7 @@ class Engine:
         return self._loader
 
     def train(self, instructions: dict[int, Instruction]) -> bool:
-        """Train the instructed clients, and return whether all of them trained."""
+        """Train the clients that got ``instructions``, and return whether all of them trained."""
         batches = self._batches()
         self._visits, self._instructions = batches.visits, instructions
         self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
@@ -174,7 +174,7 @@ class Engine:
         self.local_training.begin(self._instructions[visit.client], data, samples, visit.lengths)
 
     def _end(self) -> None:
-        """Store the present client's update, or forget a client whose model is not finite."""
+        """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
         update = self.local_training.end(out=self._matrix[len(self.updates)])
@@ -186,7 +186,7 @@ class Engine:
         self._visited += 1
 
     def _collude(self) -> None:
-        """Replace the updates of colluding clients by the attacks' updates."""
+        """Replace the updates of colluding attackers by those that their attacks compute together."""
         start, cut = self.global_vector, self.space.num_parameters
         ids, place = [update.client_id for update in self.updates], (self._state.num_clients, self._state.round_index)
         for attack in (each for each in self._config.uploads if isinstance(each, Collusion)):
@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def place(self) -> str:
-        """Return the present client's place in the cohort as text, such as ``"3/10"`` for the third of ten clients."""
+        """Return the training client's place in the cohort, such as ``"3/10"``."""
         return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
 
     @property
@@ -238,7 +238,7 @@ class Engine:
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` as trained, before uploads."""
+        """Return ``{client id: model [P]}`` as trained, before attacks, noise and compression."""
         models = {}
         for update in self.updates:
             with opened(self.manager.locals[update.client_id]) as local:
@@ -248,7 +248,7 @@ class Engine:
     # ---- the end of a round
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget what excluded clients have changed, as if they had not taken part."""
+        """Undo the changes of excluded clients' state, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
             self.local_training.state.next_buffers = None  # the next model keeps the counters of the round's start
         for client in clients:
@@ -268,7 +268,7 @@ class Engine:
         self.store.commit()
 
     def settle(self) -> None:
-        """End a round, after the next round's cohort is drawn."""
+        """Do the work that must wait until the next round's cohort is drawn."""
 
     def discard(self) -> bool:
         """Forget an unfinished round, and return whether there was one."""
@@ -288,7 +288,7 @@ class Engine:
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score each client's own model on its test split: ``{score: [n]}``."""
+        """Score each client's own model on its test split: ``{score: [n]}``. ``instruct`` gives the models."""
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**Engine.received(self, instruct), **trained}
@@ -305,7 +305,7 @@ class Engine:
         return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that would not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         models = {}
         for client, told in instruct(self._mine()).items():
             with opened(self.manager.locals[client]) as local:
@@ -315,7 +315,7 @@ class Engine:
         return models
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Write the files that clients have stored in a round."""
+        """Write the pictures and tables that clients have stored in a round."""
         names = client_folders(self.data.client_names)
         for client in set(self._mine()).intersection(cohort):
             with opened(self.manager.locals[client]) as local:
@@ -337,7 +337,7 @@ class Engine:
         return ClientManager(self.trainer, self.data, self.space, self.store)
 
     def _prepare(self) -> None:
-        """Prepare for training, when the local training is there and no hook is changed."""
+        """Prepare for training, before Lightning's hooks are patched."""
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
@@ -359,7 +359,7 @@ class Engine:
 
 
 class IdleEngine(Engine):
-    """Base class of engines that train without Lightning's loop, which gets one idle batch per round."""
+    """Base class of engines that train outside of Lightning's loop. The loop gets one idle batch per round."""
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)

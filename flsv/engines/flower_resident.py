@@ -86,7 +86,7 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
 
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
-    """Answer a message in this process: the reply, the app's state, and None."""
+    """Answer a message in this process. Return the reply, the app's state and None."""
     # After an error these are None, None and the error's class. Its text may hold samples, and must not reach the
     # server.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
@@ -99,7 +99,7 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
 
 
 def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
-    """Let the site's resident process answer a message, and start it if necessary."""
+    """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "socket.key"

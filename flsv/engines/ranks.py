@@ -167,7 +167,7 @@ class FederatedStrategy(ParallelStrategy):
     ``devices`` and ``num_nodes`` have the same meaning as for DDP, and processes are started as for DDP: by the script
     itself, by ``torchrun``, or by SLURM. Within a round every rank (process) runs the ordinary training loop on its own
     clients. After the training of all clients the ranks exchange the updates, and each rank computes the same server
-    step. On CPUs, results equal the results of one process to the bit if it uses as many threads (``docs/scaling.md``).
+    step. On CPUs, results are bitwise those of one process with as many threads (``docs/scaling.md``).
 
     Lightning and torchmetrics see a single process (``world_size`` is 1), since a client trains alone. The ranks'
     process group is not torch's default process group.
@@ -313,7 +313,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
-    """Refuse settings or data of another rank that differ from this rank's."""
+    """Raise ConfigurationError if another rank has other settings or data than this rank."""
     for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):

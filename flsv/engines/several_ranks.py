@@ -23,7 +23,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class SeveralRanks(Engine):
-    """The engine of one rank, which trains a part of the cohort's clients.
+    """Engine of one rank (process), which trains a part of the cohort's clients.
 
     Each client is trained, evaluated and tested on one rank, which also keeps its state. The evaluation of coalitions
     is spread over all ranks. Every rank does all other work of the server, on the same numbers, and a check at the end
@@ -98,7 +98,7 @@ class SeveralRanks(Engine):
         return super().trained() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
-        """Exchange updates, so that each rank holds the whole cohort's."""
+        """Exchange updates, so that each rank holds the updates of the whole cohort."""
         ranks, keep_trained = self.ranks, self._config.evaluation.keeps
         about, device = f"the updates of round {self._state.round_index}", self._matrix.device
         own = counts_so_far(self.trainer) - self._counted
@@ -126,11 +126,11 @@ class SeveralRanks(Engine):
         add(self.trainer, everywhere - own)
 
     def _vectors(self) -> dict[int, Tensor]:
-        """Return ``{client id: model}``, the models ``[P]`` that this rank's updates hold."""
+        """Return ``{client id: model [P]}`` of the updates on this rank."""
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Replace this rank's updates by all ranks', in the cohort's order."""
+        """Replace this rank's updates by ``parts``, those of all ranks, in the cohort's order."""
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._clients if client in told]
         owners = [told[client][0] for client in clients]
@@ -160,7 +160,7 @@ class SeveralRanks(Engine):
         return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return this rank's client states, or on rank 0, for checkpoints, all clients'."""
+        """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
         return self._kept
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class SeveralRanks(Engine):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """Send the states that clients keep between rounds from all ranks to rank 0."""
+        """Send the clients' states between rounds from all ranks to rank 0."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.all_gather(self._kept, "what clients keep")

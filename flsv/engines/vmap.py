@@ -82,7 +82,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
 class _Begun(NamedTuple):
-    """A client that waits to train as a row of the batched model."""
+    """A client that is prepared for training as one of the batched models."""
 
     context: ClientContext
     state: State
@@ -97,8 +97,8 @@ class VmapProcess(IdleEngine):
     automatic optimization whose ``training_step`` is a function of the module's parameters, its buffers and the batch,
     with one of torch's elementwise optimizers. Other modules are refused before training. Before its first round, every
     run trains a few batches of a client both ordinarily and batched, and raises an error unless the results agree to
-    1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not to the bit. Runs of this engine resume
-    bit for bit if the number of clients at once stays the same.
+    1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not bitwise. Runs of this engine resume
+    bitwise identically if the number of clients at once stays the same.
 
     Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
     own callbacks that are known to change nothing. Their hooks are called for one idle batch per round.
@@ -161,7 +161,7 @@ class VmapProcess(IdleEngine):
         add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _waiting(self, visit: ClientBatches) -> _Begun:
-        """Begin a client's training, and return it ready for the batched model."""
+        """Begin a client's training, and return its part of the batched model."""
         self._now = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
@@ -203,7 +203,7 @@ class VmapProcess(IdleEngine):
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
-    """Return why a fit's models cannot be trained as rows, and the remedy, or None if only a trial can tell."""
+    """Return why a fit's models cannot be trained batched, with a remedy. None: only a trial can tell."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
@@ -230,7 +230,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
 
 
 def _not_by_hooks(module: L.LightningModule) -> str | None:
-    """Return why a module's hooks or embeddings prevent it, and the remedy, or None."""
+    """Return why a module's hooks or embeddings prevent batched training, with a remedy, or None."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
@@ -241,7 +241,7 @@ def _not_by_hooks(module: L.LightningModule) -> str | None:
 
 
 def _not_by_callbacks(trainer: L.Trainer) -> str | None:
-    """Return why a callback may change the training, and the remedy, or None."""
+    """Return which callback prevents batched training, with a remedy, or None."""
     for callback in callbacks_of(trainer):
         if hooks := [hook for hook in HOOKS if not _harmless(callback, hook)]:
             name = type(callback).__name__
@@ -267,7 +267,8 @@ def try_rows(
     # Names that are equal in all rows, so that one copy serves all.
     unstacked: Collection[str] = (),
 ) -> set[str]:
-    """Raise NotBatched unless rows train as usual, and return the names of parameters without a gradient."""
+    """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
+    without a gradient."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         own = stand_in(trainer, module)
@@ -324,7 +325,7 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
 
 
 def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train on one batch after the other, and return losses and the names of parameters without a gradient."""
+    """Train on the batches ``given`` one by one. Return losses and the names of parameters without a gradient."""
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
@@ -348,7 +349,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
 ) -> None:
-    """Raise NotBatched if a result differs by more than ``allowed``, or a distance ``rounded``."""
+    """Raise NotBatched if results differ by more than ``allowed``, and their distance exceeds ``rounded``."""
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     if float((batched - ordinary).float().norm()) <= rounded:
@@ -382,7 +383,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each attribute of a module's layers, with what differs after a change of it."""
+    """Yield ``(name, fingerprint)`` of each attribute of a module's layers. A change alters the fingerprint."""
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
             place = f"{prefix}.{name}" if prefix else name

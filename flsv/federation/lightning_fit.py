@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, whose changes end with it."""
+"""LightningFit: one ``Trainer.fit`` of a federation, which undoes its changes at the end."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class LightningFit:
 
     @property
     def running(self) -> FederationRun:
-        """Return the run, which :meth:`start` has made."""
+        """Return the FederationRun that :meth:`start` has made."""
         if self.federation is None:
             raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
         return self.federation
@@ -178,7 +178,7 @@ class LightningFit:
         return self.running.engine.client if self.loop.within else None
 
     def place(self) -> str:
-        """Name the present client and round in words for messages."""
+        """Describe the client and the round that train now, for messages."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     def _progress(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ class LightningFit:
     # ---- a round
 
     def begin_round(self, loop: L.Callback) -> None:
-        """Store the state before any hook of the next round."""
+        """Store the federation's state before Lightning calls any hook of the next round."""
         assert self.reports is not None
         self.loop.copy_states(loop)
         self.reports.begin_round()
@@ -225,7 +225,7 @@ class LightningFit:
     # ---- between rounds
 
     def _score_round(self, ended: bool = False) -> None:
-        """Score the module after all hooks of a round, if metrics value the round."""
+        """Score the module after all hooks of a round, if metrics need its score."""
         if self.loop.begun and not self.loop.within:
             module, last = self.trainer.lightning_module, self.state.round_index - 1
             changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
@@ -287,7 +287,7 @@ class LightningFit:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Add client and round to an error, and restore trainer and module."""
+        """Add client and round to an error's message, and restore trainer and module."""
         try:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
@@ -314,5 +314,5 @@ class LightningFit:
         self.plan.close()
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        """Set attributes until the fit's end."""
+        """Set attributes, each ``(object, name, value)``, until the fit's end."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)

@@ -1,4 +1,4 @@
-"""FederatedLoop: the callback that is a federation's server in a Trainer."""
+"""FederatedLoop: the callback that runs a federation's server in a Trainer."""
 # One fit is the whole federation and one epoch is one round. The LightningModule holds each client's model in turn and,
 # between rounds, the global model.
 
@@ -74,8 +74,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
         metrics: contribution metrics by name, or a ``MetricCollection``. ``loop.metrics[name]`` is the live metric. In
             Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
-        personalizer: the personalizer, which gives each client its own start point. Default: all clients start from the
-            global model.
+        personalizer: the personalizer, which gives each client its own initial model. Default: all clients start from
+            the global model.
         sampler: the sampler, which draws each round's cohort. Default: every client takes part.
         client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
         uploads: changes that clients make to their updates before sending them. The order is attacks, which the server
@@ -154,7 +154,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Return the settings as text, cached because a fit may change the objects."""
+        """Return the settings as text, cached because a fit may change them."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -229,7 +229,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round needs, except the global model."""
+        """Return the state that the next round needs, except the global model."""
         return {
             **self.state.state_dict(),
             **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
@@ -265,7 +265,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the present fit, with its trainer and data."""
+        """Return the state to pickle, without the present fit, its trainer and data."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
         return {
@@ -340,9 +340,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (faulty, sent)}`` of the clients with faulty updates. These are the rounds in which the
-        update was not finite or far too large, and those in which the client sent an update.
-        """
+        """Return ``{client: (faulty, sent)}``, numbers of rounds, for the clients with faulty updates. An update is
+        faulty if it is not finite or far too large. ``sent`` counts all updates."""
         return faults_in(self.events)
 
     @property
@@ -357,7 +356,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""RunReports, which passes rounds' results to all sinks, and Contribution, a metric's values."""
+"""RunReports, which passes rounds' results to files and loggers, and Contribution, a metric's values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """Output of a fit to its sinks."""
+    """Writer of a fit's results to all its sinks (files and loggers)."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class RunReports:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Write metrics' values after earlier rounds that are known only after the last."""
+        """Write metrics' values of earlier rounds that were computed after the last, ``{round: {metric: values}}``."""
         results = [self.results.late(index, values, self._draws(index)) for index, values in sorted(found.items())]
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
         # once the loggers have them.
@@ -180,12 +180,12 @@ class RunReports:
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
 
     def look_at_start(self) -> None:
-        """Store the model's performance before the first round in the federation's state."""
+        """Store the initial model's performance in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
             self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
-        """Pass the run's final result to all sinks, and after a trial say what can value clients."""
+        """Pass the final result to all sinks. After a trial run, log the measures that can value clients."""
         if self._trainer.fast_dev_run:
             rank_zero_info(f"flsv: {self._tried()}")
         result = self._result(learning_record(self._federation) if self._learning_is_told else {})
@@ -193,7 +193,7 @@ class RunReports:
             sink.finish(result)
 
     def _tried(self) -> str:
-        """Return sentences on the performances by which a module's clients can be valued."""
+        """Return sentences on which performance measures can value a module's clients."""
         data, found = self._data, list[str]()
         for measures, ask in (("what validation logs", self._log_names), ("accuracy", self._classified)):
             try:
@@ -216,7 +216,7 @@ class RunReports:
         return f"performance accuracy, of {self._data.num_classes} classes."
 
     def stopped(self) -> None:
-        """Show the values so far, after the user has stopped the fit."""
+        """Print the values so far, after the user has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -292,7 +292,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Make a Contribution of a metric's value ``[n]`` or ``[n, M]``."""
+    """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
@@ -311,13 +311,13 @@ def current_table(
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the clients' names that the metrics hold, else their ids."""
+    """Return the clients' names as the metrics know them, else their ids."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """List one event for each client and kind of fault in the run so far."""
+    """Return one event for each client and kind of fault in the run."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:
         for fault, clients in each.notices.state_dict().items():
@@ -356,7 +356,7 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 
 
 def learning_record(run: FederationRun) -> dict[str, Any]:
-    """Return entries of ``run.json`` after the last round."""
+    """Return the entries of ``run.json`` on the performance at the run's start and end."""
     # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, and the sum
     # of values.
     values = run.metrics.contributions

@@ -48,7 +48,7 @@ def check_checkpoint(
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check that the present fit can resume from a loop's saved state."""
+    """Check that the present fit can resume from a loop's saved ``state``."""
     if state.get("version") != version:
         raise ConfigurationError(
             f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
@@ -79,7 +79,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Turn a KeyError, from an entry that a checkpoint lacks, into a ConfigurationError."""
+    """Convert a KeyError within this context into a ConfigurationError about an incomplete checkpoint."""
     try:
         yield
     except KeyError as error:
@@ -90,7 +90,7 @@ def complete() -> Iterator[None]:
 
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
-    """Check that the same entries of the module are shared as in the saved run."""
+    """Check that the same entries of the module are shared as before."""
     if before and (differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")):
         raise ConfigurationError(
             f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
@@ -99,7 +99,7 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
 
 
 def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
-    """Check that a checkpoint is of the same network, which other weights of the same shapes may not be."""
+    """Check that a checkpoint is of this network, not of another with the same shapes."""
     saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
     for name in NETWORK:
         if name in saved and name in mine and described(mine[name]) != described(saved[name]):

@@ -58,7 +58,7 @@ class FederationRun:
     # ---- before the first round
 
     def info(self) -> FederationInfo:
-        """Return the facts about the federation that strategies get before the first round."""
+        """Return the description of the federation that strategies get before the first round."""
         engine, state = self.engine, self.state
         given = state.model(), engine.space, engine.data, state.seed, engine.trainer.optimizers, self.metrics.metrics
         return self.config.federation_info(*given)
@@ -77,12 +77,12 @@ class FederationRun:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for evaluations of coalitions and for clients' training, when optimizers are set up."""
+        """Prepare coalitions' evaluations and clients' training, after optimizers are set up."""
         self.make_games()
         self.engine.begin_training(buffers)
 
     def make_games(self) -> None:
-        """Make the games that metrics play, and try their evaluators."""
+        """Make the coalition games in which metrics evaluate models, and try their evaluators."""
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
 
@@ -113,7 +113,7 @@ class FederationRun:
         self.engine.local_training.state.remember()
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
-        """Run a round, and return whether it is complete."""
+        """Run a round, pass it to ``write``, and return whether it is complete."""
         instructions = self._instruct_cohort()  # it was drawn at the end of the round before
         if not self.engine.train(instructions):  # one after the other, many at once, on ranks or at sites
             return False
@@ -137,7 +137,7 @@ class FederationRun:
         return instructions
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
-        """Pass the cohort's updates to the server, and return the round as the server sees it."""
+        """Pass the cohort's updates to the server, and return its view of the round."""
         state, engine, self.at_server = self.state, self.engine, True
         sampler, index = self.config.sampler, state.round_index
         # A function, which computes each client's probability [n] to be drawn.
@@ -160,7 +160,7 @@ class FederationRun:
         return round
 
     def _finish(self, round: Round) -> Round:
-        """Measure and aggregate the round, and write the next global model into the module."""
+        """Compute metrics and the aggregate, and write the next global model into the module."""
         state, engine = self.state, self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
@@ -188,12 +188,12 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Return why the privacy budget does not suffice for another round, or None if it does."""
+        """Return why the privacy budget does not allow another round, or None."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that will not start from the global model."""
+        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
@@ -201,7 +201,7 @@ class FederationRun:
 
     @contextmanager
     def _warnings_once(self) -> Iterator[None]:
-        """Show warnings on the first rank only within the context."""
+        """Show warnings on the first rank only, within this context."""
         with warnings.catch_warnings():
             if self.engine.ranks.rank:
                 warnings.simplefilter("ignore")
@@ -210,7 +210,7 @@ class FederationRun:
 
 @dataclass
 class RunState:
-    """State that the next round needs, of the federation and of clients, optimizers and files."""
+    """State of federation, clients, optimizers and files that the next round needs."""
 
     store: ClientStore = field(default_factory=ClientStore)
     buffers: dict[str, Any] | None = None
@@ -237,7 +237,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load everything except the identity, which belongs to the present fit."""
+        """Load everything except the fingerprint of data and settings. That of the present fit stays."""
         self.store.load_state_dict(state["clients"])
         self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]

@@ -113,7 +113,7 @@ class Contributions(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy configure a round's training, and store the model that the clients start from.
+        """Let the strategy configure a round's training, and store the clients' initial model.
 
         Before the first round, values are computed once for a round in which no model changes, so that wrong arguments
         raise an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
@@ -162,7 +162,7 @@ class Contributions(Strategy):
         self.strategy.summary()
 
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
-        """Compute the values of a round's clients, and write the round's files."""
+        """Compute the values of a round's clients, and write them into the run's files."""
         told = {}
         for reply in replies:
             if not reply.has_error():
@@ -205,14 +205,14 @@ class Contributions(Strategy):
 
 
 def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
-    """Return the only ArrayRecord of a reply."""
+    """Return the only ArrayRecord in a reply."""
     if len(records) != 1:
         raise ConfigurationError(f"a reply has the ArrayRecords {list(records)}: expected one, the trained model.")
     return next(iter(records.values()))
 
 
 class _Files:
-    """Writer of the files that a :class:`flsv.FederatedLoop` writes into a run's folder."""
+    """Writer of the same files into a run's folder as a :class:`flsv.FederatedLoop` writes."""
 
     def __init__(self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]) -> None:
         self._folder, self._metrics = folder.resolve(), metrics

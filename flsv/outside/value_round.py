@@ -51,7 +51,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """Values of all n clients after a round, NaN for clients that have taken part in none so far.
+    """Values of all n clients after a round. They are NaN for clients that have not taken part yet.
 
     Attributes:
         values: ``{metric: values [n]}``, one number per client.
@@ -189,7 +189,7 @@ def value_round(
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Clients of a round, and the names of all clients."""
+    """Clients of a round, with the names of all clients."""
 
     ids: list[int]
     keys: list[Any] | None
@@ -220,7 +220,7 @@ class _Cohort:
         return cls(ids, keys, words)
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return one value per client that took part, in the order of the updates."""
+        """Return each client's value in ``given``, a list or mapping, in the updates' order."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -262,7 +262,7 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 def _games(
     board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
 ) -> CoalitionGames | None:
-    """Return the coalition games in which the metrics evaluate models, or None."""
+    """Return the coalition games in which the metrics evaluate models. None: no metric does."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
@@ -278,7 +278,7 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update all metrics with the round, and return the clients' values."""
+    """Update all metrics with the round, and return the clients' contributions."""
     games: Any = round.games
     if games is not None:
         games.begin(round)
@@ -312,7 +312,7 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 def _check(
     board: ContributionMetrics, space: ParameterSpace, head: str | None, given: int | None, classes: int | None
 ) -> None:
-    """Check that a round outside of a loop has all that the metrics need."""
+    """Check that a round outside of a loop provides all that the metrics need."""
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
@@ -334,7 +334,7 @@ def _check(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return a model as a vector of the parameter space."""
+    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

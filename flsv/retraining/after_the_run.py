@@ -1,4 +1,4 @@
-"""AfterTheRun: trains coalitions when a run has ended, for the metrics that wait."""
+"""AfterTheRun: trains coalitions when a run has ended, for metrics that need their models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAUSE = 10.0
 
 @dataclass(frozen=True, eq=False)
 class EndedRun:
-    """A run after its last round."""
+    """Data and results of a run after its last round, for training its coalitions."""
 
     trainer: L.Trainer
     data: FederatedDataModule
@@ -51,7 +51,7 @@ class EndedRun:
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return ``{name: measure}`` of all measures by which coalitions' models are scored."""
+    """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
@@ -74,7 +74,7 @@ class AfterTheRun:
         self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, and return ``{round: {metric: values}}``, empty if a training has failed."""
+        """Train the coalitions, and return ``{round: {metric: values}}``, empty if a training failed."""
         measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
         path = None if run.folder is None else run.folder / COALITIONS
         if path is not None and ranks.rank == 0 and not run.resumed:
@@ -105,7 +105,7 @@ class AfterTheRun:
         return found
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score of predicted outputs, if the metric's values are to be predicted."""
+        """Return the score to compute from predicted outputs. None: the metric's values are not predicted."""
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
@@ -118,7 +118,7 @@ class AfterTheRun:
         run: EndedRun,
         score: OutputScore | None,
     ) -> dict[int, Tensor]:
-        """Give a metric the coalitions' utilities and outputs, and return ``{round: values}``."""
+        """Pass the coalitions' utilities and outputs to a metric, and return its values, ``{round: values}``."""
         by = called(metric.measured_by)
         places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
         curves = [store.rows(run.seed, members) for members in coalitions]
@@ -133,7 +133,7 @@ class AfterTheRun:
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
-        """Return the end of the message about ``error``: what the user can do."""
+        """Return the end of a message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
             why = self._beginning.not_pickled
             told = f" Nor can fresh processes train them, since the fit cannot be pickled ({why})." if why else ""
@@ -150,7 +150,7 @@ class AfterTheRun:
 
 
 def _own(metric: ShadowShapley, run: EndedRun) -> bool:
-    """Return whether clients score models by parts of their own."""
+    """Return whether clients score models that they complete with parameters of their own."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
 

@@ -1,4 +1,4 @@
-"""One coalition's fit: a federation's fit in which only the members take part.
+"""Training of one coalition: a federation's fit in which only the members take part.
 
 Nothing is shown, no checkpoint or log is written, and callbacks that only watch a run or end it are left out.
 """
@@ -36,7 +36,7 @@ from flsv.utilities.supervisor import ChildFailed
 
 @dataclass(frozen=True, eq=False)
 class FitOrder:
-    """Order for a coalition's fit."""
+    """Request to train one coalition: members, seed, rounds to score and initial weights."""
 
     members: Members
     seed: int
@@ -50,7 +50,7 @@ class FitOrder:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """Result of a coalition's fit, with models ``[P]``."""
+    """Scores and models ``[P]`` from training one coalition."""
 
     # By performance, after each of the order's r rounds, [r], or by class [r, M].
     curves: dict[str, Tensor]
@@ -66,7 +66,7 @@ class FitResult:
     outputs: dict[str, Tensor]
 
     def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
-        """Convert this result to the form in which it is stored."""
+        """Convert this result to a Fit, the form in which it is stored."""
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]
         model = torch.stack([self.delivered, self.start]) if models else None
@@ -77,11 +77,11 @@ class CoalitionFits(Protocol):
     """Protocol of objects that train coalitions, each by a fit of its own."""
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions, and yield each order with its result or error, in any order."""
+        """Train the coalitions. Yield each order with its result or error, in any order."""
 
 
 class Nowhere(DummyLogger):
-    """Logger that drops everything, with a folder for files."""
+    """Logger that discards all values, and offers callbacks a folder for files."""
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Let the federation's loop draw a coalition's clients, silently; return it."""
+    """Change the loop to draw clients by ``cohort`` and to print nothing. Return it."""
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
@@ -106,7 +106,7 @@ def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
 
 
 def become(loop: Any, **changes: Any) -> Any:
-    """Change arguments of a loop, which callbacks and modules may hold; return it."""
+    """Change a FederatedLoop's arguments in place, since callbacks and modules may refer to it. Return the loop."""
     held, changed = vars(loop), vars(loop.replace(**changes))
     held.clear()
     held.update(changed)
@@ -114,7 +114,7 @@ def become(loop: Any, **changes: Any) -> Any:
 
 
 class CoalitionScoring(GlobalModelScoring):
-    """Callback that scores a coalition's models after an order's rounds, and the delivered one."""
+    """Callback that scores a coalition's model after the rounds in ``order``, and at the end."""
 
     def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
         self._named = measures
@@ -135,7 +135,7 @@ class CoalitionScoring(GlobalModelScoring):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Keep the module's weights after training, and score it again after all hooks of the end."""
+        """Store and score the module's weights after all hooks at the end of training."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
@@ -165,7 +165,7 @@ class CoalitionScoring(GlobalModelScoring):
         return {name: outputs for name, outputs in named.items() if outputs is not None}
 
     def _of(self, scores: list[Scores], name: str) -> Tensor:
-        """Return the utility of one model by the performance ``name``, from the model's scores."""
+        """Return a model's utility by the performance ``name``, selected from its ``scores``."""
         return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
 
 
@@ -177,7 +177,7 @@ def into_a_coalitions_fit(
     folder: str | None,
     end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
-    """Turn a federation's unfitted Trainer into a coalition's, and return the callback that holds the result."""
+    """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result."""
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
@@ -202,7 +202,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback is one of :data:`OF_THE_RUN`, or a subclass that overrides no hook.
+    """Return whether a callback only watches or ends a run: one of :data:`OF_THE_RUN` with unchanged hooks.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping

@@ -37,7 +37,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class CoalitionPlan:
-    """Plan of a loop for training the coalitions that its metrics need."""
+    """A run's plan for training the coalitions that its metrics need."""
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
@@ -54,7 +54,7 @@ class CoalitionPlan:
 
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
-        """Make the plan for a loop's metrics, which does nothing if none needs trained coalitions."""
+        """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
         asking: Any = {
             name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
         }
@@ -87,19 +87,19 @@ class CoalitionPlan:
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Keep the state before the fit, and return True only in a process forked later for a coalition."""
+        """Save the state before the fit. Return True only in a process that is forked later to train a coalition."""
         if self._kept or not self._metrics:
             return False
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the forked process, if there is one, and forget the run's module."""
+        """End the forked process, if any, and release the run's module."""
         self._kept.close()
         self._ends: _Ends | None = None
         self._games: Any = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
-        """Check that the coalitions can be trained."""
+        """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
         if not self._metrics:
             return
         module = trainer.lightning_module
@@ -137,7 +137,7 @@ class CoalitionPlan:
         return coalition_masks(which, num_clients)
 
     def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
-        """Make the strategies that give metrics the models that no fit after the run trains."""
+        """Make the strategies that give metrics the empty and full coalition's models. With sites, also all others."""
         if self._initial is None or not self._metrics:
             return []
         space = run.space
@@ -156,7 +156,7 @@ class CoalitionPlan:
     # ---- what is said
 
     def planned(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
-        """Score the module before training, and log how coalitions are trained, at what cost."""
+        """Score the untrained module, and log how coalitions are trained and at what cost."""
         if not self._metrics:
             return
         self._games, masks = games, self.masks(num_clients)
@@ -175,7 +175,7 @@ class CoalitionPlan:
         rank_zero_info(f"{text}.{self._estimated(masks, games)}")
 
     def _estimated(self, masks: Tensor, games: Any) -> str:
-        """Return a sentence on the coalitions that are not trained."""
+        """Return a sentence on how the scores of untrained coalitions are obtained."""
         if len(masks) == 2 ** masks.shape[1]:
             return ""
         if not whole_layers(masks):
@@ -195,7 +195,7 @@ class CoalitionPlan:
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def told(self, num_clients: int) -> list[str]:
-        """Return a run's closing lines about the coalitions."""
+        """Return closing lines of a run: how coalitions were trained, or what metrics lack."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -206,7 +206,7 @@ class CoalitionPlan:
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
-        """Score the run's module, the full coalition's model, after a round, also a second time if ``again``."""
+        """Score the full coalition's model, which is the run's own, after round ``index``. ``again`` repeats it."""
         # changed: hooks at the end of the run have changed the weights.
         if self._ends is None or self._elsewhere or (index == self._scored and not again):
             return
@@ -226,7 +226,7 @@ class CoalitionPlan:
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions if metrics wait for them, and return the metrics' values."""
+        """Train the coalitions if metrics need them, and return the metrics' values, ``{round: {metric: values}}``."""
         if not self.left:
             return {}
         assert self._initial is not None
@@ -235,7 +235,7 @@ class CoalitionPlan:
         return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, self._first).train(run)
 
     def note_first(self, round: Round) -> None:
-        """Keep the model after the first round, to compare with the full coalition's."""
+        """Store the run's model after the first round, to check the full coalition's training."""
         if round.round_index == 0 and not self._elsewhere and round.server_vector is not None:
             self._first = round.server_vector.cpu().clone()
 
@@ -248,7 +248,7 @@ def _named(masks: Tensor) -> str:
 
 
 class _Ends(Strategy):
-    """Strategy that provides the models of the empty and the full coalition in every round."""
+    """Strategy that provides the empty and the full coalition's models in every round."""
 
     def __init__(
         self, plan: CoalitionPlan, space: ParameterSpace, nobody: Tensor, weights: Callable[[], Tensor]
@@ -257,7 +257,7 @@ class _Ends(Strategy):
         self._before: dict[Any, Any] = {}
 
     def score(self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]) -> None:
-        """Score the module with its initial weights by each measure."""
+        """Score the module with its ``initial`` weights by each measure."""
         evaluators = {measure: games.evaluator_of(measure) for measure in measures}
         with lent(module, self._space):
             module.load_state_dict(initial, strict=False)

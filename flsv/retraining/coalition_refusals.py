@@ -31,7 +31,7 @@ def check_settings(config: FederationConfig) -> None:
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
-    """Check that no trained part of a module stays at sites, which train models as vectors."""
+    """Check that no trained parameter stays local. Coalitions at sites are trained as vectors."""
     if kept := sharing(config.share, module, config.head).kept:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
@@ -40,7 +40,7 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 
 
 def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
-    """Check by trial that the server's score does not depend on the part that clients keep."""
+    """Check by trial that the server's score does not depend on local parameters of clients."""
     kept = evaluator.space.private_names
     if evaluator.asks_clients or not kept:
         return
@@ -69,7 +69,7 @@ def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: 
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
-    """Return the mean number of clients per round, if a sampler can draw among coalitions."""
+    """Return the mean cohort size of a sampler. Raise ConfigurationError if it cannot draw among coalitions."""
     try:
         check_draws(sampler, masks(num_clients))
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
@@ -80,13 +80,13 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
 
 
 def sampler_of(loop: Any, participation: Participation) -> ClientSampler:
-    """Return the sampler from which each coalition's own is made."""
+    """Return the sampler of the whole federation from which each coalition's sampler is made."""
     # "drawn": each coalition draws cohorts of the run's size among its members.
     return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
-    """Check that a sampler can draw among the members of each of the coalitions ``masks [K, n]``."""
+    """Check that a sampler can draw clients from each coalition in ``masks [K, n]``."""
     for mask in masks[masks.any(1)].cpu():
         sampler.among(mask.nonzero().flatten().tolist())
 

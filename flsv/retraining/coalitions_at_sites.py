@@ -1,4 +1,4 @@
-"""CoalitionsAtSites: a run's sites train coalitions as federations of their members."""
+"""CoalitionsAtSites: a run's sites train each coalition as a federation of its members."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NEAR = 0.1
 
 
 def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Tensor) -> dict[int, str]:
-    """Find clients whose own model does not look as if they had trained it alone.
+    """Find clients whose own model was probably not trained by them alone.
 
     Two checks are made. The own model must not be the federation's. And its move from the initial model must agree
-    best, among all clients, with the sum of this client's own updates in the federation; all moves and sums are
+    best, among all clients, with the sum of this client's own updates in the federation. All moves and sums are
     compared by the cosine, after the mean over the clients is subtracted.
 
     Args:
@@ -44,7 +44,7 @@ def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Te
         updates: ``[n, P]``, the sums of the clients' updates in the federation so far.
 
     Returns:
-        ``{client: reason}``; with fewer than three clients only the first check is made.
+        ``{client: reason}``. With fewer than three clients only the first check is made.
 
     Example:
         >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -70,7 +70,7 @@ SAME = 0.01
 
 
 def check_at_sites(config: FederationConfig) -> None:
-    """Check that nothing in a federation asks sites about a coalition's training."""
+    """Check that the aggregator reads no metric that evaluates models. Coalitions at sites cannot."""
     metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
     if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         raise ConfigurationError(
@@ -80,10 +80,10 @@ def check_at_sites(config: FederationConfig) -> None:
 
 
 class CoalitionsAtSites(Strategy):
-    """Strategy that lets sites train coalitions in each round, after their training for the run.
+    """Strategy that lets sites train coalitions in each round, after the run's own training.
 
-    Each coalition has a server, and each of its sites a memory for it, so that a site sees an ordinary run. A site that
-    did not answer in a round of the run takes part in no coalition in this round.
+    Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
+    run. A site that did not answer in a round of the run takes part in no coalition in this round.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class CoalitionsAtSites(Strategy):
         self._left = round.server_vector
 
     def _doubt(self, round: Round) -> None:
-        """Note the clients whose own model does not look as if they had trained it."""
+        """Record the clients whose own model was probably not trained by them alone."""
         alone = {each.members[0]: each for each in self._coalitions if len(each.members) == 1}
         if len(alone) < len(self._moved):
             return
@@ -167,7 +167,7 @@ class CoalitionsAtSites(Strategy):
 
 
 class _Coalition:
-    """A coalition's run at the sites of its members."""
+    """The federation of one coalition's members at their sites."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Coalition:
         return {"parts": parts, "metrics": self._metrics.state_dict(), "state": state, "model": self.state.model()}
 
     def instruct(self, run: FederationState, away: set[int], clients: Sequence[Client]) -> dict[int, Packet]:
-        """Begin a round of the coalition: return the messages to its sites."""
+        """Begin a round of the coalition. Return the messages to its sites that are not ``away``."""
         state, self._clients = self.state, clients
         state.round_index, state.incidents = run.round_index, run.incidents
         state.run = state.run or digest([run.run, self.members]).hex()[:16]
@@ -227,7 +227,7 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round, and keep its model if it gets no other that is finite."""
+        """End the coalition's round. Without a finite new model it keeps the previous one."""
         state, server = self.state, self._server
         updates, broken = self.sites.updates(
             {site: replies[site] for site in self._instructions}, state.model().device, server.space
@@ -249,13 +249,13 @@ class _Coalition:
 
 
 def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return ``{name: metric}`` of the metric whose values the aggregator uses, if any."""
+    """Return the metric whose values the aggregator uses, ``{name: metric}``, empty if none."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
 def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
-    """Combine coalitions ``masks [K, n]`` with their models ``[P]``, ``others`` in the order of ``masks``."""
+    """Return the models of the coalitions ``masks [K, n]``: the empty, the full and all ``others``, each ``[P]``."""
     trained, ends = iter(others), {0: nobody, masks.shape[1]: everybody}
     models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
 
@@ -266,6 +266,6 @@ def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence
 
 
 def trained_masks(masks: Tensor) -> Tensor:
-    """Return the rows of ``masks [K, n]`` that are neither empty nor full."""
+    """Return the coalitions in ``masks [K, n]`` that are neither empty nor full."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]

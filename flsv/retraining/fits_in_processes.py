@@ -1,4 +1,4 @@
-"""FitsInProcesses: trains coalitions in child processes, each by a fit of its own.
+"""FitsInProcesses: trains coalitions in child processes, one fit in each.
 
 No fit can then change what the module, a callback or a data set of another fit refers to.
 """
@@ -39,7 +39,7 @@ UTILITY = "utility"
 
 @dataclass(frozen=True)
 class Piece:
-    """Task of a child process: to train one coalition by a fit."""
+    """Request to a child process to train one coalition."""
 
     seed: int
     members: Members
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Task of a child process: to compute values from trained coalitions' outputs, for s seeds."""
+    """Request to a child process to predict clients' values from coalitions' outputs, for s seeds."""
 
     seed: int
     # bool [K, n], the trained coalitions, the empty one first
@@ -66,7 +66,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Values from predicted outputs, and the predictions' difference, float64 ``[s, n, C]``."""
+    """Clients' values from predicted outputs, and the predictions' disagreement, float64 ``[s, n, C]``."""
 
     values: Tensor
     disagreement: Tensor
@@ -74,7 +74,7 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Federation before its fit, for :func:`work_on`."""
+    """Trainer, module, data and performance measure of a federation before its fit."""
 
     trainer: L.Trainer
     module: L.LightningModule
@@ -89,7 +89,7 @@ def work_on(
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
 ) -> Fit | Predicted | ConfigurationError:
-    """Do a piece of work in this process, and return the result, or the error by which it was refused."""
+    """Process the request ``piece`` in this process. Return its result, or the ConfigurationError that it raised."""
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
         callbacks[:] = [become(each, sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
@@ -132,7 +132,7 @@ def _predict(piece: Prediction, federation: Federation) -> Predicted:
 
 
 class _Evaluator(GlobalModelScoring):
-    """Callback that makes a performance measure's evaluator, and ends the fit untrained."""
+    """Callback that makes a performance measure's evaluator, and ends the fit before training."""
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation.data, [federation.measure], None, rounds=())
@@ -142,7 +142,7 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
-        """Compute the values of all seeds, with the clients' ``weights [n]`` in the average."""
+        """Compute clients' values for all seeds, given their ``weights [n]`` in the average."""
         (evaluator,), (measure,) = self._evaluators, self._measures
         by = OutputScore.of(evaluator, measure)
         assert by is not None
@@ -154,7 +154,7 @@ class _Evaluator(GlobalModelScoring):
 
 
 class FitsInProcesses:
-    """Object that trains coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`."""
+    """Trainer of coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FitsInProcesses:
         yield from once_proved(self._fits(coalitions, seed, proof), proof)
 
     def predict(self, prediction: Prediction) -> Predicted:
-        """Compute values from trained coalitions' outputs."""
+        """Compute clients' values from trained coalitions' outputs."""
         ((_, answer),) = self._run({None: prediction})
         if isinstance(answer, ChildFailed):
             raise ConfigurationError(f"the outputs of coalitions could not be scored: {answer}")
@@ -192,7 +192,7 @@ class FitsInProcesses:
             yield members, answer
 
     def _run(self, pieces: Mapping[Any, Piece | Prediction]) -> Iterator[tuple[Any, Any]]:
-        """Run pieces in child processes, and yield each name and answer that is no error."""
+        """Process the requests ``pieces`` in child processes, and yield ``(name, answer)``. An error is raised."""
         tasks = ((name, self._task(piece)) for name, piece in pieces.items())
         for name, answer in self._supervise(tasks, self.at_once, self._limit_s):
             if isinstance(answer, ConfigurationError):
@@ -200,7 +200,7 @@ class FitsInProcesses:
             yield name, answer
 
     def _prove(self, fit: Fit, seed: int) -> None:
-        """Raise if ``fit``, that of all clients, came to a model other than the run's."""
+        """Raise ConfigurationError if ``fit``, of the full coalition, does not reproduce the run's model."""
         assert fit.model is not None
         mine, start, run = fit.model
 

@@ -1,8 +1,7 @@
-"""ForkedFits: trains coalitions by forks of a fit at its beginning.
+"""ForkedFits: trains coalitions in forks of the process as it was when the fit began.
 
 In ``setup`` of a fit, its process is forked once, with the fit's whole initial state. For each coalition this fork
-forks
-itself, and the new process continues the same call of ``Trainer.fit``, with the coalition's members only.
+forks itself, and the new process continues the same call of ``Trainer.fit``, with the coalition's members only.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
 
 
 class ForkedFits:
-    """Fits of coalitions, each by a fork of a fit at its beginning."""
+    """Trainer of coalitions, each in a fork of the process at the beginning of the fit."""
 
     def __init__(
         self,
@@ -86,18 +85,18 @@ class ForkedFits:
     # ---- in the run's process
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions, as many at once as there are cores, and yield orders with results or errors."""
+        """Train the coalitions in parallel, and yield each order with its result or error."""
         with folder_of_fits(self._trainer) as folder:
             for place, found in self._ask([*orders], folder):
                 yield orders[place], found
 
     def pickled(self) -> bytes | ChildFailed:
-        """Return the pickled fit, as it was at its beginning."""
+        """Return the fit, pickled in the state of its beginning."""
         ((_, found),) = self._ask([None], "")
         return found  # type: ignore[no-any-return]
 
     def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
-        """Yield the places of orders with the answers of the process that waits, which pickles the fit for None."""
+        """Send orders to the waiting process, and yield ``(index, answer)``. None requests the pickled fit."""
         left = set(range(len(orders)))
         try:
             with ended_by_sigterm() as check:
@@ -117,7 +116,7 @@ class ForkedFits:
                 self.close()
 
     def close(self) -> None:
-        """End the forked process that waits for orders, and its fits."""
+        """End the waiting forked process and the trainings in it."""
         pid, self._waiting = self._waiting, 0
         if pid:
             self._pipe.close()
@@ -129,7 +128,7 @@ class ForkedFits:
     # ---- in the process that waits
 
     def _wait(self, asked: Connection) -> FitOrder:
-        """Fork this process for each order without end, and return the order only in such a fork."""
+        """Wait for orders, and fork this process for each. Return the order, but only in the fork."""
         try:
             while True:
                 orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
@@ -155,7 +154,7 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Change the Trainer into the coalition's, and call its loop's ``setup`` instead of the run's."""
+        """Turn the Trainer into the coalition's. Its loop's ``setup`` replaces the run's."""
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -171,24 +170,24 @@ class ForkedFits:
 
 
 def ends_all(place: int, found: Any) -> bool:
-    """Return whether no other order is trained, since the first, which tries what others do, has failed."""
+    """Return whether the other orders are dropped. This is so if the first, a test of the method, has failed."""
     return place == 0 and isinstance(found, ChildFailed)
 
 
 def limit_since(begun: float) -> float:
-    """Return the seconds after which a coalition's fit is ended, if the run has begun at ``begun``."""
+    """Return a coalition fit's time limit in seconds. ``begun`` is when the run started."""
     return SECONDS + LONGER * (time.monotonic() - begun)
 
 
 @contextmanager
 def folder_of_fits(trainer: L.Trainer) -> Iterator[str]:
-    """Yield an empty folder in the run's folder."""
+    """Create an empty folder in the run's folder, for use within this context."""
     with own_folder(run_folder(trainer)) as folder:
         yield str(folder)
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:
-    """Give this process files of its own, or forbid it to write outside the folder that is returned."""
+    """Redirect this process's writes to memory. If that fails, allow them only in the returned folder."""
     folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
     try:
         own_view(map(str, folders), root)

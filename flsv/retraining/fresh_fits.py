@@ -1,4 +1,4 @@
-"""FreshFits: trains coalitions in fresh processes, from a pickled fit.
+"""FreshFits: trains coalitions in newly started processes, from a pickled fit.
 
 A fresh process lacks globals that the program has set. :mod:`flsv.retraining.proof` finds out whether that matters.
 """
@@ -30,7 +30,7 @@ from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
 
 
 class FreshFits:
-    """Fits of coalitions, each in a fresh process."""
+    """Trainer of coalitions, each in a newly started process."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class FreshFits:
                 yield orders[place], found
 
     def close(self) -> None:
-        """End the fresh process that forks itself, if there is one."""
+        """End the process from which the others are forked, if there is one."""
         self._process.close()
 
 
 def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:
-    """Pickle a Trainer, without what only watches the run, and a module or its factory."""
+    """Pickle a Trainer and a module or its factory. Objects that only observe the run are left out."""
     file = io.BytesIO()
     _Pickler(file, trainer).dump((trainer, module))
     return file.getvalue()
 
 
 def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
-    """Return the Trainer and the module that :func:`pickled_fit` has pickled."""
+    """Return the Trainer and the module (or factory) that :func:`pickled_fit` has pickled."""
     trainer, module = pickle.loads(data)
     callbacks: list[L.Callback] = callbacks_of(trainer)
     callbacks[:] = [each for each in callbacks if type(each) is not L.Callback]
@@ -76,7 +76,7 @@ def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that leaves out loggers, a profiler, callbacks of the run and a strategy of ranks."""
+    """Pickler that omits loggers, profiler, observing callbacks and a strategy of several ranks."""
 
     def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
         super().__init__(file)

@@ -28,7 +28,7 @@ from flsv.retraining.coalition_refusals import check_scored
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation without writing files, and return the seconds without evaluations."""
+    """Fit a coalition's federation without writing files. Return its seconds, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
     callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
@@ -111,7 +111,7 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
 ) -> VectorEvaluator:
-    """Make an evaluator of ``measure`` on the server's validation set, or on clients' if they judge."""
+    """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs."""
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)

@@ -18,7 +18,7 @@ from flsv.utilities.supervisor import ChildFailed
 
 
 class KeptBeginning:
-    """State before a fit: a fork of its process, or the pickled Trainer, module and data."""
+    """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
@@ -31,14 +31,14 @@ class KeptBeginning:
         self.not_pickled = ""
 
     def __bool__(self) -> bool:
-        """Return whether the beginning is kept."""
+        """Return whether the state before the fit is stored."""
         return self.forks is not None or self._fresh is not None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_fresh": None, "forks": None, "_made": None}
 
     def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
-        """Fork the process or pickle the fit, and return True only in a process forked later for a coalition."""
+        """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
         self.no_fork, begun = why_not_by_forks(trainer), time.monotonic()
         self._made = partial(FreshFits, trainer, measures=measures, since=begun)
         if self.no_fork is None:
@@ -54,26 +54,26 @@ class KeptBeginning:
         return False
 
     def close(self) -> None:
-        """End the forked process that keeps the fit's beginning, if there is one."""
+        """End the forked process that holds the state, if there is one."""
         for kept in (self.forks, self._fresh):
             if kept is not None:
                 kept.close()
         self.forks = None
 
     def forget(self) -> None:
-        """Release the beginning: no coalition will be trained after the run."""
+        """Release the state, since no coalition will be trained after the run."""
         self.close()
         self._fresh = None
 
     @property
     def fits(self) -> CoalitionFits:
-        """Return the object that trains coalitions from the kept state."""
+        """Return the object that trains coalitions from the stored state."""
         kept = self.forks or self._fresh
         assert kept is not None
         return kept
 
     def fresh(self, why: str) -> CoalitionFits | None:
-        """Return what trains coalitions in place of forks, which have failed, or None if it cannot be made."""
+        """Return a trainer of coalitions in new processes, after forks failed because of ``why``. None: impossible."""
         forks, self.forks = self.forks, None
         if forks is None:
             return None

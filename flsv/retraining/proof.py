@@ -1,4 +1,4 @@
-"""Check that coalitions are trained as they would be alone: equal models are compared.
+"""Check of the training of coalitions: two models that should be equal are compared.
 
 Each way of training coalitions also trains the coalition of all clients, which must come to the model of the run
 itself. This check needs no knowledge of the state that a module or a callback keeps, or of faults of its copies.
@@ -16,7 +16,7 @@ from flsv._lightning.rounding import Rounding
 def difference(
     mine: Tensor, real: Tensor, start: Tensor, again: Callable[[bool], tuple[Tensor, Tensor] | None], rounding: Rounding
 ) -> float | None:
-    """Return by how much two equal models differ, as a fraction of what training moved, or None if by rounding.
+    """Return how far apart two models are that should be equal, relative to their training. None: rounding explains it.
 
     If they differ by more than a fixed tolerance, the effect of rounding is measured by two more trainings: one from
     nudged weights, and one that changes nothing. If the latter does not give the same model, the training depends on

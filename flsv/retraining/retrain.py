@@ -148,7 +148,7 @@ def _work(
 
 
 class _Parts:
-    """Callable that returns a trainer, a module and data, pickled as one where it is called in a fresh process."""
+    """Callable that returns a trainer, a module and data, pickled together for a new process."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
@@ -188,7 +188,7 @@ def _check(trainer: L.Trainer) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed all generators as ``seed_everything`` does, and restore them."""
+    """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
     before, held = global_rngs(), {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     L.seed_everything(seed, verbose=False)
     try:

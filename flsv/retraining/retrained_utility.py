@@ -1,6 +1,6 @@
 """RetrainedUtility: the coalition game that trains every coalition from scratch.
 
-The baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al. play this game, "A Fair Contribution
+The baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al. use this game, "A Fair Contribution
 Measurement Method for Federated Learning", Sensors 24(15), 2024, after Ghorbani and Zou, "Data Shapley", ICML 2019. It
 serves as the ground truth and is expensive: n clients require the training of 2^n - 1 federations.
 """
@@ -29,11 +29,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrainedGame:
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition separately.
 
-    :class:`RetrainedUtility` explains the attributes and the arguments except ``make``, a function that makes a
-    trainer and
-    a module for one fit of a coalition, given the coalition's sampler.
+    :class:`RetrainedUtility` explains the attributes and the arguments except ``make``, a function that makes a trainer
+    and a module for one fit of a coalition, given the coalition's sampler.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class TrainedGame:
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Train the new coalitions, and return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
+        """Train the new coalitions. Return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
         coalitions = members_of(masks.cpu())
@@ -94,7 +93,7 @@ class TrainedGame:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Give every rank the results of ``coalitions`` that other ranks have trained."""
+        """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
@@ -129,8 +128,8 @@ class RetrainedUtility(TrainedGame):
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, or a list of C of these three names, which
             gives utilities ``[K, C]``. Also ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes,
-                ``"auroc"``
-            or another name of :mod:`flsv.games.performance`, a name that the module logs, or a torchmetrics metric.
+            ``"auroc"`` or another name of :mod:`flsv.games.performance`, a name that the module logs, or a torchmetrics
+            metric.
         max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
             client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

@@ -32,7 +32,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Retrained:
-    """Coalitions that were trained with s seeds."""
+    """Utilities of coalitions that were trained with s seeds."""
 
     which: Which
     masks: Tensor
@@ -44,12 +44,12 @@ class Retrained:
 
     @property
     def rank_only(self) -> bool:
-        """Return whether values only rank the clients."""
+        """Return whether values can only rank the clients."""
         # The other coalitions would change the amounts by a third.
         return self.which in RANKING_ONLY
 
     def values(self, measure: int = 0, without: int | None = None) -> dict[str, list[float]]:
-        """Compute values, the ends of intervals and shares, ``{column: [n]}``, without one seed if asked."""
+        """Compute clients' values, interval ends and shares, ``{column: [n]}``. ``without`` excludes one seed."""
         kept = [place for place, seed in enumerate(self.seeds) if seed != without]
         if self.predicted is None:
             values, half = retrained_shapley(self.masks, self.utilities[kept, :, measure])
@@ -61,7 +61,7 @@ class Retrained:
         return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
 
     def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
-        """Compute :meth:`values` by ``metric``, and shares by each measure and without each seed."""
+        """Compute :meth:`values` by ``metric``, with shares by each other measure and without each seed."""
         by, columns = names.index(metric), self.values(names.index(metric))
         if self.rank_only:
             return columns
@@ -74,7 +74,7 @@ class Retrained:
 
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
-    """Return the name under which outputs are stored, if values are predicted from them."""
+    """Return the names of the outputs to store. It is one name if values are predicted from them, else none."""
     if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
         return ()
     if isinstance(measure, ModelScore):
@@ -86,7 +86,7 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
 def learn(
     store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
 ) -> None:
-    """Add to a store the coalitions that a run has trained after its last round."""
+    """Copy to the store the utilities of coalitions that a run has trained at its end."""
     for seed in seeds:
         for members, values in trained_in(run, by, seed, rounds).items():
             if store.missing(seed, [members]):
@@ -105,7 +105,7 @@ def train_seeds(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train a set of coalitions with the seeds ``first``, ``first + 1`` and so on, and compute the values."""
+    """Train a set of coalitions with several seeds, from ``first`` on, and return their utilities."""
     which = "both" if which == "auto" else which
     masks = few_coalitions(len(num_samples), which)
     coalitions, trained = members_of(masks), range(first, first + (seeds or SEEDS))

@@ -1,4 +1,4 @@
-"""Training of the coalitions that a store lacks, wherever fits take place."""
+"""Training of the coalitions that a store lacks, in any kind of process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Order = TypeVar("Order")
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of a coalition's fit, as a :class:`flsv.retraining.utility_store.UtilityStore` takes it."""
+    """Result of training one coalition, as :class:`flsv.retraining.utility_store.UtilityStore` stores it."""
 
     # The model's utilities by round.
     rows: Mapping[int, Row]
@@ -40,12 +40,12 @@ class Fit:
 
 
 class Fits(Protocol):
-    """Protocol of objects that train coalitions by fits, ``at_once`` at a time."""
+    """Protocol of objects that train coalitions by separate fits, ``at_once`` at a time."""
 
     at_once: int
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train each coalition, and yield it with its result or error when its fit has ended."""
+        """Train each coalition, and yield it with its result or error when done."""
 
 
 class FitsFailed(ConfigurationError):
@@ -72,7 +72,7 @@ def train_fits(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Train the coalitions that a store lacks, each by a fit of its own, and add also if others fail."""
+    """Train the coalitions that a store lacks, each by a separate fit. Results are added even if others fail."""
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
     wanted = [members for members in missing if members] or [(0,)][: len(missing)]
@@ -97,7 +97,7 @@ def train_fits(
 def _on_ranks(
     fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
 ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-    """Divide the coalitions among the ranks by ``costs``, and yield those of all ranks with their fits."""
+    """Divide the coalitions among the ranks by ``costs``. Yield the results of all ranks."""
     if ranks.size == 1:
         yield from fits.fits(coalitions, seed)
         return
@@ -111,7 +111,7 @@ def _on_ranks(
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
 ) -> Iterator[tuple[Members, Found]]:
-    """Call ``train`` on this rank, and yield the pairs of all ranks, or raise any rank's error."""
+    """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
     mine: dict[Members, Found] | Exception
     try:
         mine = dict(train())
@@ -135,7 +135,7 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
 ) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the pairs of ``found``, but none before the fit ``proof`` has succeeded."""
+    """Yield the pairs of ``found`` after the fit ``proof``, a test of the method, has succeeded."""
     held: list[tuple[Order, Found | ChildFailed]] = []
     for order, fit in found:
         held.append((order, fit))

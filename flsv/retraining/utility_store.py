@@ -1,4 +1,4 @@
-"""UtilityStore: the utilities of trained coalitions, in a file that a stopped command continues."""
+"""UtilityStore: the utilities of trained coalitions, in a file with which a stopped command continues."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class UtilityStore:
         ]
 
     def outputs(self, seed: int, members: Members, name: str) -> Tensor:
-        """Return a coalition's outputs ``[R, V, ...]`` after each round, or raise KeyError."""
+        """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
         return self._outputs[seed, members][name]
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:
@@ -103,13 +103,13 @@ class UtilityStore:
         return next((outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None)
 
     def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
-        """Read a coalition's outputs, none if the file is missing or of other rounds."""
+        """Read a coalition's outputs by performance. Empty: the file is missing or of other rounds."""
         assert self._folder is not None
         kept = read_outputs(self._folder, seed, members)
         return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
-        """Return a text that says how many of the distinct ``coalitions`` have utilities."""
+        """Return text on how many of the distinct ``coalitions`` have utilities."""
         return f"seed {seed}: {len(coalitions) - len(self.missing(seed, coalitions))} of {len(coalitions)} coalitions"
 
     def rows(self, seed: int, members: Members) -> list[Row]:
@@ -124,7 +124,7 @@ class UtilityStore:
     def add(
         self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add a coalition's utilities by round, in the order of ``names``, and its outputs ``[R, V, ...]``."""
+        """Add a coalition's utilities and outputs ``[R, V, ...]``. ``rows`` are by round, in the order of ``names``."""
         kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
         if kept:
             self._outputs[seed, members] = kept

@@ -1,4 +1,4 @@
-"""WholeFits: trains coalitions after a run, each by a fit from the run's initial state."""
+"""WholeFits: trains coalitions after a run, each by a complete fit from the run's initial state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def called(measure: str | ModelScore) -> str:
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
-    """Read the utilities ``by`` measure of coalitions that were trained after a run, or nothing."""
+    """Read coalitions' utilities by the measures ``by`` from a run's folder. Empty if there are none."""
     path = folder / COALITIONS
     lines = whole_lines(path)[1:2] if path.is_file() else []
     if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
@@ -51,17 +51,17 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition once more, and return its models ``[P]`` before and after, or None if that fails."""
+    """Train a coalition again by ``way``. Return its initial and final model ``[P]``, or None on failure."""
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
 
 class Unproved(ConfigurationError):
-    """Error: the coalition of all clients does not come to the federation's own model."""
+    """Error: the training of all clients does not reproduce the federation's own model."""
 
 
 class WholeFits:
-    """Object that trains coalitions after a run by fits, and yields none before the run's own model is reached."""
+    """Trainer of coalitions after a run. It yields results after it has reproduced the run's own model."""
 
     at_once = 1  # of the ranks of a run, each trains one coalition at a time
 
@@ -80,7 +80,7 @@ class WholeFits:
         self._all, self._first = tuple(range(num_clients)), first
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train coalitions, and yield each with its fit or its error."""
+        """Train coalitions, and yield each with its result or error."""
         orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
         proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
         left: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
@@ -103,7 +103,7 @@ class WholeFits:
     def _tried(
         self, way: CoalitionFits, left: dict[FitOrder, ChildFailed | None], proof: FitOrder | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Yield what is trained. What was killed stays ``left``."""
+        """Train the coalitions in ``left``, and yield results. Killed trainings stay in ``left``."""
         for order, found in once_proved(self._trained(way, [*left], proof), proof):
             if isinstance(found, ChildFailed) and found.killed:
                 left[order] = found
@@ -114,7 +114,7 @@ class WholeFits:
     def _trained(
         self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train ``proof`` and ``orders``, and yield a doubted ``proof`` last, after :meth:`_prove`."""
+        """Train ``proof``, the full coalition, and ``orders``. A deviating ``proof`` comes last, if accepted."""
         doubted = None
         for order, found in way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None
@@ -128,7 +128,7 @@ class WholeFits:
             yield proof, doubted
 
     def _prove(self, way: CoalitionFits, found: FitResult, order: FitOrder) -> None:
-        """Raise Unproved if rounding does not explain the difference from the run's model."""
+        """Raise Unproved unless rounding explains the full coalition's difference from the run's model."""
         assert self._first is not None
         again = partial(trained_again, way, order)
         share = difference(found.last, self._first, found.start, again, self._rounding)

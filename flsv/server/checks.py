@@ -34,7 +34,7 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check the names of the tensors and values that strategies exchange with clients."""
+    """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
     for direction in ("sends", "reports"):
         taken: dict[str, str] = {}
         for role, strategy in strategies.items():
@@ -57,7 +57,7 @@ def check_setup(
     metrics: ContributionMetrics,
     config: FederationConfig,
 ) -> FederatedDataModule:
-    """Check a federation against the trainer, the module and the data."""
+    """Check a federation against trainer, module and data, and return the data module."""
     data = federated_data(trainer)
     check_trainer(trainer)
     config.sampler.check(data.num_clients)
@@ -71,7 +71,7 @@ def check_setup(
 
 
 def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
-    """Let every contribution metric check the numbers of samples and rounds."""
+    """Let every contribution metric check the number of clients' samples and of rounds."""
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -81,7 +81,7 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: Contr
 
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
-    """Check that each metric that a strategy reads is defined, and known in time."""
+    """Check that each metric that a strategy reads exists, and is computed early enough."""
     defined = sorted(metrics.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
@@ -100,7 +100,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that the splits that metrics read exist, and that no metric lets private clients answer."""
+    """Check that metrics' splits exist. Private clients must report only noised updates."""
     if every := config.evaluation.every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:
@@ -176,7 +176,7 @@ def check_space(
     head: str | None,
     num_classes: int | None,
 ) -> None:
-    """Check the settings that depend on the module's layers, once the layers exist."""
+    """Check the settings that depend on the module's layers, after the layers are made."""
     for upload in uploads:
         upload.check(space)
     # Metrics that train coalitions are tried: their scores may not depend on what stays.
@@ -263,7 +263,7 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse settings and callbacks of a trainer that cannot work with rounds."""
+    """Raise ConfigurationError for a trainer's settings and callbacks that cannot work with rounds."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(

@@ -1,5 +1,4 @@
-"""ContributionMetrics: the loop's metrics. A metric's ``update`` gets the attributes of the round that are named like
-its arguments."""
+"""ContributionMetrics: the loop's metrics, each updated with the attributes of a round that its ``update`` names."""
 
 from __future__ import annotations
 
@@ -40,16 +39,16 @@ class ContributionMetrics:
         metrics: ``{name: metric}``. Each argument of a metric's ``update`` gets the attribute of :class:`flsv.Round`
             that has its name, unless the metric's ``round_fields`` maps the argument to another attribute, to a
             function of the round, or to None (the argument is then not passed).
-        reported: names of the values that clients report to strategies; arguments of ``update`` may have these names,
+        reported: names of the values that clients report to strategies. Arguments of ``update`` may have these names,
             too.
-        num_clients: n, the number of clients, if the metrics are bound already; :meth:`bind` sets it, too.
+        num_clients: n, the number of clients, if the metrics are bound already. :meth:`bind` sets it, too.
 
     Attributes:
-        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes; a metric
+        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes. A metric
             that has not been updated yet has no entry.
 
     Raises:
-        ConfigurationError: a metric's ``update`` has an argument that a round cannot give; or a metric has a name that
+        ConfigurationError: a metric's ``update`` has an argument that a round cannot give. Or a metric has a name that
             the run's table or report uses for something else.
     """
 
@@ -65,8 +64,8 @@ class ContributionMetrics:
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
-        """Return ``{metric: {argument: field}}`` for the arguments of all metrics' ``update``; the field is the name of
-        an attribute of the round, or a function of the round, that gives the argument's value."""
+        """Return the round's field for each argument of each metric's ``update``, ``{metric: {argument: field}}``. A
+        field is the name of an attribute of the round, or a function of the round."""
         return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
@@ -86,7 +85,7 @@ class ContributionMetrics:
 
     @property
     def performances(self) -> dict[str, Any]:
-        """Return the performance with which each game metric scores models, ``{name: performance}``; see
+        """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.games.performance`. It is accuracy for a metric that declares none."""
         return {name: attribute_of(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
@@ -102,7 +101,7 @@ class ContributionMetrics:
 
     @property
     def peer_metrics(self) -> list[str]:
-        """Return the names of the metrics that read how clients value each other's models (``peer_values``)."""
+        """Return the names of the metrics that read what value clients assign to each other's models."""
         return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     @property
@@ -111,8 +110,8 @@ class ContributionMetrics:
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """Return the metrics' current values, ``{name: value}``, as strategies read them: if a metric has a ``prior``,
-        it replaces NaN, the value of clients that never took part."""
+        """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
+        value of clients that never took part."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")
@@ -128,7 +127,7 @@ class ContributionMetrics:
         class_counts: Tensor | None = None,
         client_names: Sequence[str] | None = None,
     ) -> None:
-        """Give every metric the federation's size and the names of its classes and clients; see
+        """Tell every metric the federation's size and the names of its classes and clients. See
         :meth:`ContributionMetric.bind`."""
         self._num_clients = num_clients
         for metric in self.metrics.values():
@@ -148,7 +147,7 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose last input becomes known at ``stage`` of the round, and store their new values.
+        """Update the metrics whose last input is known after ``stage`` of the round. Their values are stored.
 
         Raises:
             ValueError: a metric's value is not ``[n]`` or ``[n, M]`` for n clients.

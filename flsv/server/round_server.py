@@ -38,8 +38,7 @@ class NoModel(RuntimeError):
 
 
 class RoundServer:
-    """The server's side of a federation. A round calls :meth:`instruct`, :meth:`send`, :meth:`receive` and
-    :meth:`finish`, in this order.
+    """The server's side of a federation. A round calls :meth:`instruct`, :meth:`send`, :meth:`receive`, :meth:`finish`.
 
     It does not depend on a Trainer, and is the same wherever the clients run.
 
@@ -52,7 +51,7 @@ class RoundServer:
         filters: the filters of a cohort's updates, in the order in which they are applied.
 
     Attributes:
-        games: object that evaluates models on the server's validation set, see :meth:`bind_games`; None if no metric
+        games: object that evaluates models on the server's validation set, see :meth:`bind_games`. None if no metric
             needs it.
         norms: ``{client id: norm}`` of the last round's updates before filters, without non-finite ones.
     """
@@ -74,7 +73,7 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Store ``games``, which evaluate models on the server's validation set, and pass them to the strategies."""
+        """Store ``games``, which evaluate models on the server's validation set. Strategies get them, too."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
@@ -109,7 +108,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """Apply the filters to the clients' updates, and return the round, with the updates that are left.
+        """Filter the clients' updates, and return a round with those that remain.
 
         Args:
             updates: the updates that the clients sent.
@@ -118,7 +117,7 @@ class RoundServer:
             state: the federation at the start of the round.
             clients: all n clients of the federation.
             server_data: the server's validation set.
-            chances: function that returns each client's probability ``[n]`` to be drawn into this cohort; None if all
+            chances: function that returns each client's probability ``[n]`` to be drawn into this cohort. None if all
                 clients are drawn.
             broken: ids of the clients whose model was not finite, so that they sent nothing.
 
@@ -190,7 +189,7 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """Return each client's start vector, or the client, to be asked for it."""
+        """Return each client's initial model ``[P]``, or the client if it has to be asked."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -203,9 +202,9 @@ class RoundServer:
             return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
-        """Finish a round: aggregate, personalize, and update each metric as soon as its inputs are known.
+        """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.
 
-        The clients' next start points are stored in ``state``. If the aggregate is not finite, the global model does
+        The clients' next initial models are stored in ``state``. If the aggregate is not finite, the global model does
         not change, all weights are 0, and metrics that need the aggregate are not updated.
 
         Args:
@@ -213,7 +212,8 @@ class RoundServer:
             state: the federation at the start of the round.
 
         Returns:
-            The round, with the next global model, the weights, and the values that clients give each other's models.
+            The round, with the next global model, the weights, and the values that clients assign to each other's
+            models.
 
         Raises:
             NoModel: the aggregate is not finite for the second time in a row.
@@ -261,7 +261,7 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Let the personalizer compute the clients' next start models, and store them in ``state``."""
+        """Let the personalizer compute the clients' next initial models, and store them in ``state``."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
@@ -274,7 +274,7 @@ class RoundServer:
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:
-    """Stack the clients' reports to ``[k, ...]``, with NaN where one is shorter."""
+    """Stack the clients' reports to ``[k, ...]``, padded with NaN where one is shorter."""
     longest = max((len(report) for report in reports if report.ndim), default=0)
     if all(len(report) == longest for report in reports if report.ndim):
         return torch.stack(list(reports))

@@ -1,1 +1,1 @@
-"""Client side of a round: local training and client algorithms. No module here uses what only the server knows."""
+"""Client side of a round: local training and client algorithms. No module here reads what only the server has."""

@@ -1,4 +1,4 @@
-"""RowTraining: trains many models of one structure at once, as rows of stacked tensors, for ``engine="vmap"``.
+"""RowTraining: trains many models of one structure at once, batched as stacked tensors, for ``engine="vmap"``.
 
 A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``, traced anew, so that it sees the
 module's present attributes and the epoch. For an elementwise optimizer a step on the stacked parameters is the same as
@@ -33,7 +33,7 @@ State = dict[str, Tensor]
 
 
 class RowTraining:
-    """Training of m models of one structure at once, as rows of stacked tensors ``[m, ...]``.
+    """Training of m models of one structure at once, batched as stacked tensors ``[m, ...]``.
 
     Example:
         >>> class Line(nn.Linear):
@@ -68,7 +68,7 @@ class RowTraining:
         self._step = RowStep(module, sorted(self._trained))
 
     def train(self, states: State, given: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
-        """Train m rows, each on its ``given`` batches, and return their states and mean losses ``[m]``."""
+        """Train m models, each on its ``given`` batches. Return their states and mean losses ``[m]``."""
         # For a name without an entry in states all rows use the module's own, which steps must not change.
         first = next(iter(states.values()))
         # Rows with more batches come first, so that the rows that still train are always the first ones.
@@ -92,7 +92,7 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def _derive(self, now: State, given: Sequence[Any], losses: Tensor) -> State:
-        """Compute the gradients of rows that still have batches, and add to ``losses`` and buffers in place."""
+        """Return gradients of models that still have batches. Update ``losses`` and buffers in place."""
         gradients: State = {}
         for places, batch in stacked_batches(given):
             if len(places) == len(losses):
@@ -139,7 +139,7 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models, sorted so that those at the end stop stepping first."""
+    """Optimizer of m stacked models, ordered by falling number of steps."""
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
         # groups: the names of the parameters to train, for each parameter group of like
@@ -155,7 +155,7 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int, gradients: State) -> None:
-        """Step on the first ``active`` models, now and later."""
+        """Step the first ``active`` models only, at this and all later steps."""
         if active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
@@ -180,7 +180,7 @@ class StackedOptimizer:
 
 
 def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
-    """Return a function that clips each row's gradients ``[m, ...]`` in place as a trainer does, or None."""
+    """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
@@ -201,7 +201,7 @@ def _clip_values(gradients: State, limit: float) -> None:
 
 
 class BatchIndex:
-    """Stand-in for ``batch_idx`` that must not be read, as clients are at different batches."""
+    """Placeholder for ``batch_idx`` that raises an error when read. Clients are at different batches."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -221,7 +221,7 @@ def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, 
 
 
 def training_loss(outputs: Any) -> Tensor:
-    """Return the loss, a scalar, from the value that ``training_step`` returned."""
+    """Extract the loss, a scalar, from the value that ``training_step`` returned."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
@@ -235,7 +235,7 @@ def training_loss(outputs: Any) -> Tensor:
 # outputs this batched product takes little more than half the time of x W^T. Convolutions have a slower batched
 # backward pass in autograd, and recurrent layers none.
 class RowStep:
-    """Function that computes the gradients by ``trained`` parameters, and the losses, of m stacked models.
+    """Callable that computes losses of m stacked models, and gradients with respect to ``trained`` parameters.
 
     Example:
         >>> class Line(nn.Linear):
@@ -255,7 +255,7 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether all trained parameters belong to linear layers, without autocast."""
+        """Return whether all trained parameters are of linear layers and autocast is off."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         # Autocast would round a product of stacked weights differently from a product of one layer's weights.
@@ -264,7 +264,7 @@ class RowStep:
 
     @cached_property
     def _of_many(self) -> Any:
-        """Return :meth:`_of_one` with ``vmap`` over models, and with gradients unless :attr:`_linear`."""
+        """Return :meth:`_of_one` batched over models by ``vmap``, with gradients unless :attr:`_linear`."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         return vmap(of_one, 0, randomness="error")
 
@@ -309,7 +309,7 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return ``{name in module: names in _Stepped(module)}``, several for tied weights."""
+    """Return ``{name in module: names in _Stepped(module)}``, several names for tied weights."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -320,7 +320,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers compute (W x^T)^T + b, which is faster for stacked W."""
+    """Mode in which linear layers compute (W x^T)^T + b. This is faster for stacked W."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of torch.func, ConfigurationErrors and ``errors`` into NotBatched, but no lack of memory."""
+    """Convert errors of torch.func, ConfigurationErrors and ``errors`` to NotBatched, except out-of-memory errors."""
     try:
         yield
     except Exception as error:
@@ -380,7 +380,7 @@ _OF_ONE_CLIENT = frozenset(
 
 
 class _ManyClients:
-    """Stand-in for a trainer that refuses attributes of one client."""
+    """Replacement for the trainer that raises an error for attributes of a single client."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
@@ -395,7 +395,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Let a module's torchmetrics return 0 within this context, since their states cannot be stacked."""
+    """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
@@ -412,7 +412,7 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Drop what ``training_step`` logs, and refuse the trainer's attributes of one client."""
+    """Discard what ``training_step`` logs within this context. Reading a single client's attributes raises an error."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):

@@ -48,7 +48,7 @@ class CohortLoader(Iterable[Any]):
     """Train dataloader of one round, which yields the batches of one client after the other.
 
     ``lengths(client, batches, round_index)`` is the number of batches of each local epoch of a client whose loader has
-    ``batches``; by default there is one local epoch."""
+    ``batches``, by default of a single epoch."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CohortLoader(Iterable[Any]):
         self._present = range(len(self._epochs))
 
     def train(self, visit: ClientBatches, run: Run) -> None:
-        """Call ``run`` once for each local epoch of a client, which then is all that this loader yields."""
+        """Call ``run`` for each local epoch of a client. Meanwhile this loader yields only the client's batches."""
         everything = self._present
         try:
             for place in visit.epochs:
@@ -108,7 +108,7 @@ class CohortLoader(Iterable[Any]):
 
 
 class LocalSteps:
-    """What tells Lightning how many optimizer steps and batches the client has."""
+    """Object that tells Lightning a client's numbers of optimizer steps and batches."""
 
     def __init__(
         self,
@@ -128,24 +128,24 @@ class LocalSteps:
         self.last_batch: bool | None = None
 
     def of(self, client: int) -> float:
-        """Return a client's number of optimizer steps in the whole fit, which may be infinite."""
+        """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
         if client not in self._known:
             self._known[client] = self._count(client)
         return self._known[client]
 
     def most(self) -> float:
-        """Return the largest number of steps of any client, for schedules of no client."""
+        """Return the largest number of steps of any client, for use outside of clients' training."""
         return max(map(self.of, self.work))
 
     def tell_steps(self) -> PatchedAttributes:
-        """Let the trainer tell the client's steps in the whole fit, and its last batch of a round, until restored."""
+        """Make the trainer report the client's steps in the whole fit, and its last batch. The result undoes it."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
-        """Let the trainer tell the client's batches of a round where it has no train dataloader, until restored."""
+        """Make a trainer without train dataloader report the client's batches. The result undoes it."""
 
         def length() -> range:
             return range(int(self._answer(self._batches, "the number of training batches")))
@@ -158,7 +158,7 @@ class LocalSteps:
         return PatchedAttributes(changes)
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
-        """Return ``count`` of the present client, or its largest value between clients."""
+        """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = self._trainer.lightning_module._current_fx_name
         self.length_was_read = self.length_was_read or hook == CONFIGURE
         if self.client is not None:
@@ -181,13 +181,12 @@ class LocalSteps:
         return sum(self.in_round(self.lengths(client, length, index), index) for index in rounds)
 
     def in_round(self, lengths: Sequence[int], round_index: int) -> int:
-        """Return the number of optimizer steps in a round of passes of ``lengths`` batches, if each window of batches
-        takes one."""
+        """Return the number of optimizer steps in a round whose passes have ``lengths`` batches."""
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
 
     def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
-        """Return the number of batches of each of a client's passes in a round, if its loader has ``batches``."""
+        """Return the number of batches of each of a client's passes in a round. Its loader has ``batches``."""
         return self.work[client].lengths(limited(batches, self._limit), self._window(round_index))
 
     def _window(self, round_index: int) -> int:
@@ -210,7 +209,7 @@ class LocalSteps:
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the cohort of a round, or all clients if it cannot be known in advance."""
+        """Return the cohort of a round, or all clients if it is not known in advance."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)

@@ -51,13 +51,13 @@ class LocalTraining:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the client in training has seen all its batches of the round, or has failed."""
+        """Return whether the client in training has seen all batches of the round, or has failed."""
         return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
 
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
-        """Write a client's model and state into the Trainer; ``lengths`` are the batches of its local epochs."""
+        """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         personalizer, state = self._config.personalizer, self.state
         state.begin_clients()
         with opened(local):
@@ -111,14 +111,14 @@ class LocalTraining:
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt a client's training while the client's model trains outside the Trainer."""
+        """Interrupt a client's training, while its model is trained outside of the Trainer."""
         own, self.context = self.context, None
         assert own is not None
         self.state.leave(keep=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the training of a client whose model has trained outside the Trainer."""
+        """Continue the training of a client whose model was trained outside of the Trainer."""
         told = own.instruction
         self.state.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
@@ -130,7 +130,7 @@ class LocalTraining:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Return the client's update, and restore the Trainer's own state."""
+        """Return the client's update, and restore the Trainer's own state. None: the model is not finite."""
         own, self.context = self.context, None
         assert own is not None
         local, state = own.local, self.state
@@ -149,7 +149,7 @@ class LocalTraining:
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
     ) -> ClientUpdate | None:
-        """Apply the uploads to a client's trained model, and make the client's update."""
+        """Apply attacks, noise and compression to a client's trained model, and make its update."""
         local, told, uploads = own.local, own.instruction, self._config.uploads
         leaving = UploadContext(
             told.client_id,
@@ -185,7 +185,7 @@ class LocalTraining:
         return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
-        """Apply the uploads to another model of the client."""
+        """Apply attacks, noise and compression to another model of the client, trained from ``start``."""
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})
@@ -209,7 +209,7 @@ class LocalTraining:
     # ---- when a round is given up
 
     def discard(self) -> None:
-        """Restore the Trainer's state of the round's start."""
+        """Restore the Trainer's state from the round's start."""
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
         self.context = None

@@ -1,4 +1,4 @@
-"""Optimizers: the Trainer's optimizers, schedules and loss scale, of which each client has its own."""
+"""Optimizers: swaps the Trainer's optimizers, schedules and loss scale between clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ByIndex = dict[Any, Any]
 
 
 class Optimizers:
-    """Optimizers, schedules and loss scale of a Trainer, which become each client's own."""
+    """Optimizers, schedules and loss scale of a Trainer, which are swapped between clients."""
 
     def __init__(self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps) -> None:
         self._optimizers, self._policy = trainer.optimizers, policy
@@ -41,7 +41,7 @@ class Optimizers:
         self._fresh_scale = None if self._scaler is None else dict(self._scaler.state_dict())
 
     def enter(self, client: int, kept: Mapping[str, Any]) -> None:
-        """Give the optimizers what a client kept: schedules and options, then state, then the loss scale."""
+        """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
         pace, states, scale = kept.get("pace") or {}, kept.get("optimizer"), kept.get("loss_scale")
         self._federations = options_of(self._optimizers)
         self._schedules.load(client, pace.get("schedulers"))
@@ -57,7 +57,7 @@ class Optimizers:
             self._scaler.load_state_dict(self._fresh_scale if scale is None else scale)
 
     def leave(self) -> dict[str, Any]:
-        """Restore the federation's, and return what the client keeps."""
+        """Restore the federation's optimizers, and return the state that the client keeps."""
         left: dict[str, Any] = {}
         if self._scaler is not None:
             left["loss_scale"] = dict(self._scaler.state_dict())
@@ -79,7 +79,7 @@ class Optimizers:
         return left
 
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
-        """Return a client's optimizer states from a checkpoint, on the optimizers' device."""
+        """Move a client's optimizer states from a checkpoint to the optimizers' device."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
             optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -88,14 +88,14 @@ class Optimizers:
         return placed
 
     def write_upload(self) -> bool:
-        """Let optimizers write the weights to send into the module, and return whether one has."""
+        """Let optimizers write the weights to send into the module, and return whether any did."""
         uploading: list[Any] = [each for each in self._optimizers if hasattr(each, "upload_parameters")]
         for optimizer in uploading:
             optimizer.upload_parameters()
         return bool(uploading)
 
     def _own(self, options: Options) -> Options:
-        """Select the client's own options that its training has changed, now or before."""
+        """Return the options that the client's training has changed, in this round or before."""
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
             scheduled = not self._schedules.is_federations(optimizer)
@@ -129,11 +129,11 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's scheduler steps once a round."""
+        """Return whether an optimizer's scheduler steps once per round."""
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to the client's position."""
+        """Set the schedulers to the ``states`` that the client had, or to its first step."""
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
@@ -160,7 +160,7 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps, or None if the fit's own suit it."""
+        """Return schedulers made for the client's number of steps. None: the fit's own suit it."""
         if not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -185,7 +185,7 @@ class Schedules:
             )
 
     def _check_owner(self) -> None:
-        """Check that a client's training has stepped no scheduler of the rounds."""
+        """Check that a client's training has not stepped a scheduler that steps once per round."""
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
             if not equal_states(scheduler.state_dict(), state):
@@ -197,7 +197,7 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers made for the present client's number of steps."""
+    """Set of schedulers made for the number of steps of the client that trains now."""
 
     def __init__(self, trainer: L.Trainer, places: list[int], steps: LocalSteps) -> None:
         lengths = steps.tell_batches()
@@ -216,7 +216,7 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Give the fit's schedulers the attributes of this family's."""
+        """Overwrite the fit's ``schedulers`` with these, at their first step."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):
@@ -229,7 +229,7 @@ class _Family:
 
 
 def _kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """Name the learning-rate schedulers that the module holds but ``configure_optimizers`` does not return."""
+    """Return the names of schedulers that the module holds but ``configure_optimizers`` does not return."""
 
     def parts(scheduler: Any) -> Iterator[int]:
         yield id(scheduler)
@@ -246,7 +246,7 @@ def _kept_schedulers(trainer: L.Trainer) -> list[str]:
 
 
 class OptimizerOptions:
-    """Options that ``configure_optimizers`` has set, before a checkpoint is restored."""
+    """Options that ``configure_optimizers`` has set, as they were before a checkpoint is restored."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
@@ -263,7 +263,7 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that the options that have changed since the run's start can be applied."""
+        """Check that options which differ from the saved ones, ``before``, can be applied."""
         if before["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(
                 f"the run was started with {before['kinds']} and is resumed with {self.configured_options['kinds']}: "
@@ -282,7 +282,7 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that have changed since the run's start."""
+        """Apply the options that differ from the saved ones, ``before``."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, options, texts in zip(groups, self._options, before["options"]):
             group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
@@ -310,7 +310,7 @@ def copied(value: Any) -> Any:
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write ``options`` into a parameter group, and into its tensors where shapes agree."""
+    """Write ``options`` into a parameter group, in place for tensors of equal shape."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:

@@ -6,8 +6,8 @@ A client's state has these parts, by name:
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
     the module that it does not share (:mod:`flsv.training.local_training`).
 ``optimizer``, ``pace``, ``loss_scale``
-    Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``; its
-    position in its schedules, and options that its training has changed; its scale of the loss in half precision.
+    Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``, the
+    position in the schedules with the options that training has changed, and the scale of the loss in half precision.
 
 Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
 the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to
@@ -16,7 +16,7 @@ the federation: the next global model takes the values that they have at the coh
 At the end of a client's training its changed state is *staged*. :meth:`ClientStore.commit` stores the staged state at
 the end of the round. :meth:`ClientStore.discard` drops the staged state of one client, if the server excludes its
 update, or of all clients, if the round is not finished. A checkpoint holds the committed state. On several ranks each
-rank holds the state of its clients, and rank 0 gathers all of it when a round is complete; on a network each site keeps
+rank holds the state of its clients, and rank 0 gathers all of it when a round is complete. On a network each site keeps
 the state of its client in its own folder.
 """
 
@@ -43,7 +43,7 @@ class ClientStore:
     # ---- within a round
 
     def tensors(self, client: int) -> State:
-        """Return a client's tensors, of which changes last if :meth:`commit` follows."""
+        """Return a client's tensors by name. Changes to them are kept only if :meth:`commit` follows."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
             # Clones: a round that fails must not change the stored tensors, not even in place.
@@ -51,7 +51,7 @@ class ClientStore:
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
-        """Return a client's tensors without a copy, only to read."""
+        """Return a client's tensors without a copy. They must not be changed."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
     def kept(self, client: int) -> Mapping[str, Any]:
@@ -59,7 +59,7 @@ class ClientStore:
         return self._kept.get(client, {})
 
     def stage(self, client: int, left: Mapping[str, Any]) -> None:
-        """Note a client's state, for :meth:`commit` to keep or :meth:`discard` to drop."""
+        """Store a client's state until :meth:`commit` keeps it or :meth:`discard` drops it."""
         self._staged.setdefault(client, {}).update(left)
 
     def commit(self) -> None:
@@ -80,11 +80,11 @@ class ClientStore:
     # ---- between rounds
 
     def clients(self) -> set[int]:
-        """List the clients that have a committed state."""
+        """Return the ids of the clients that have a committed state."""
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Drop the committed state of all other clients, which other processes have."""
+        """Drop the committed state of clients other than ``clients``, since other processes hold it."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:

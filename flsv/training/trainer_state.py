@@ -1,7 +1,7 @@
-"""TrainerState: what the one Trainer holds of the client that trains, and of the federation between rounds.
+"""TrainerState: swaps the states of clients and of the federation in the one Trainer.
 
-A client enters with the model to start from and what it has kept: its private entries, optimizers, schedules and loss
-scale. When it leaves, the Trainer has the federation's again.
+A client enters with the model to start from and the state that it has kept: its unshared parameters, optimizers,
+schedules and loss scale. When it leaves, the Trainer has the federation's again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 class TrainerState:
-    """What is the present client's in a Trainer: model, private entries, counters, optimizers, schedules, scale."""
+    """State of a Trainer that is swapped between clients: model, unshared parameters, optimizers, loss scale."""
 
     global_vector: Tensor
 
@@ -62,7 +62,7 @@ class TrainerState:
         self._within = True
 
     def begin_round(self) -> None:
-        """Store a copy of the clients' start model, which hooks may have changed."""
+        """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         vector, self._before = self.space.read(self.module), self._unsaved.read()
@@ -74,12 +74,12 @@ class TrainerState:
         self.next_buffers = None
 
     def begin_clients(self) -> None:
-        """Copy the counters and masks before the first client trains."""
+        """Copy the counters and masks that are not in the vector, before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_clients(self) -> None:
-        """Restore the counters and masks after the last client's training."""
+        """Restore the copied counters and masks after the last client's training."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
@@ -96,7 +96,7 @@ class TrainerState:
     # ---- a client
 
     def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
-        """Become a client's; without ``start`` the module stays as it is."""
+        """Load a client's state into the Trainer. Without ``start`` the module keeps its weights."""
         if start is not None:
             self.begin_clients()
             assert self._buffers is not None
@@ -105,7 +105,7 @@ class TrainerState:
         self._optimizers.enter(client, self._store.kept(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the model to send, the model that the client has trained, and its private entries."""
+        """Return the model to send, the trained model, and the parameters that stay at the client."""
         self._unsaved.check()
         vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
         self._check_constant()
@@ -117,16 +117,16 @@ class TrainerState:
         return vector, trained, private
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether an entry that the client does not share is infinite or NaN."""
+        """Return whether a parameter that stays at the client is infinite or NaN."""
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Keep the first client's counters and masks for the next global model."""
+        """Store the first client's counters and masks, which the next global model gets."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
     def leave(self, keep: bool) -> None:
-        """Give optimizers, schedules and scale back to the federation; the store stages the client's if ``keep``."""
+        """Restore the federation's optimizers, schedules and scale. ``keep``: stage the client's in the store."""
         if self._client is None:
             return
         left = self._optimizers.leave()
@@ -141,11 +141,11 @@ class TrainerState:
         return self._saved[1] if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
-        """Write the counters and masks of a checkpoint into the module."""
+        """Write the counters and masks in ``buffers`` into the module."""
         self._unsaved.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return the ``state_dict`` of the model from before the round."""
+        """Return the ``state_dict`` of the global model from before the round."""
         now = self._read()
         with ExitStack() as unseen:
             # A backward pass to come may not take this for a change of what its forward pass has used.
@@ -182,7 +182,7 @@ class TrainerState:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the tensors' norms and sums ``[2, n]``, which show later whether one has changed."""
+    """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]
@@ -193,7 +193,7 @@ def _marks(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class NonVectorState:
-    """Tensors of a module that its vector does not hold, such as counters, masks and memory banks.
+    """Tensors of a module outside of its vector, such as counters, masks and memory banks.
 
     The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
 
@@ -203,7 +203,7 @@ class NonVectorState:
         self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
-        """Copy the state."""
+        """Return copies of these tensors by name."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
             "attributes": {
@@ -214,7 +214,7 @@ class NonVectorState:
 
     @torch.no_grad()
     def write(self, state: State, partial: bool = False) -> None:
-        """Write a state that :meth:`read` returned back into the module."""
+        """Write tensors that :meth:`read` returned back into the module."""
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
         for name, layer, own, value in list(_plain_state(self._module)):
@@ -231,13 +231,13 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, tree_map_only(Tensor, torch.clone, value))
 
     def resume(self, state: State) -> None:
-        """Write a state from a checkpoint into the module."""
+        """Write tensors from a checkpoint into the module."""
         device = _device(self._module)
         attributes = tree_map_only(Tensor, lambda tensor: tensor.to(device), state["attributes"])
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
-        """Warn once if lists and dictionaries of the module hold more tensors than at first."""
+        """Warn once if the module's lists and dictionaries hold more tensors than at the start."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
         if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
@@ -251,7 +251,7 @@ class NonVectorState:
         )
 
     def check(self) -> None:
-        """Check that entries that held infinite or NaN values at first have not changed."""
+        """Check that entries that were infinite or NaN at the start have not changed."""
         moved = [name for name, value, before in self._infinite if not _equal(value, before)]
         if moved:
             raise ConfigurationError(
@@ -279,7 +279,7 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-        """Yield each integer or non-persistent buffer with its names and its layer."""
+        """Yield ``(name, layer, name in layer, buffer)`` of each integer or non-persistent buffer."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
@@ -298,7 +298,7 @@ def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield all attributes of layers that hold tensors or None, and the tensors in them."""
+    """Yield ``(name, layer, attribute, value, tensors)`` of attributes that hold tensors or None."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
@@ -311,7 +311,7 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def _leaves(value: Any) -> list[Tensor] | None:
-    """List the tensors that ``value``, a tensor, a nested tuple or None, consists of."""
+    """Return the tensors in ``value``, a tensor, a nested tuple or None. None: it holds anything else."""
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
     parts = [_leaves(part) for part in value] if type(value) is tuple else []

@@ -54,7 +54,7 @@ STEPS_BY_HAND = 1000
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
-    """Refuse settings, strategies and metrics that cannot work with remote sites."""
+    """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites."""
     # Refused is what needs a site's trained model, class counts or samples, clients that collude, and a performance
     # that cannot be sent.
     asked = config.evaluation
@@ -88,7 +88,7 @@ def check_deployment(
 
 
 class RemoteFederation(IdleEngine):
-    """The engine that trains at remote sites, for ``FederatedLoop(engine=...)``.
+    """Engine whose clients train at remote sites, for ``FederatedLoop(engine=...)``.
 
     Args:
         directory: the sites' names and addresses.
@@ -131,7 +131,7 @@ class RemoteFederation(IdleEngine):
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that the personalizer gives another model."""
+        """Return ``{client id: model [P]}`` of clients that the personalizer gives their own initial model."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -152,7 +152,7 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
-        """Let the sites train, whose updates take the place of a cohort's."""
+        """Let the sites train, and collect their updates."""
         start = self.global_vector
         updates, self.broken = self._remote.train(self._instructions, start.device, self.space)
         if not updates and not self.broken:
@@ -168,7 +168,7 @@ class RemoteFederation(IdleEngine):
         add(self.trainer, Counted(steps=sum(update.num_steps for update in updates)))
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget this round of excluded sites, and accept the trainings of all others."""
+        """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -181,7 +181,7 @@ class RemoteFederation(IdleEngine):
 
 @contextmanager
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
-    """Write a run's status into ``status.json``, and yield a function that adds a text.
+    """Write a run's status into ``status.json``, and yield a function that adds an explanation.
 
     Example:
         >>> import tempfile
@@ -231,7 +231,7 @@ P = ParamSpec("P")
 
 
 class RemoteSites:
-    """All sites of a federation, as the server sees them."""
+    """The server's connection to all sites of a federation."""
 
     # A visit is a site's training in a round, or its answer to a question, named by the hash of the server's message.
     # The server names the visit from whose state the site continues, so both stay consistent if messages are lost, and
@@ -261,17 +261,17 @@ class RemoteSites:
         self._trained = {}
 
     def commit(self) -> None:
-        """Record each site's last accepted visit at the end of a round."""
+        """Record each site's last accepted training (visit) at the end of a round."""
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:
-        """Forget this round's visits, so that sites continue from the last completed round."""
+        """Forget this round's trainings, so that sites continue from the last completed round."""
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
-        """Return the sites' updates, and the numbers of sites without a finite model."""
+        """Return the sites' updates, and the ids of sites whose model is not finite."""
         # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
         began = time.monotonic()
         updates, broken = self.updates(self.directory.exchange(self.packets(instructions)), device, space)
@@ -280,13 +280,13 @@ class RemoteSites:
         return updates, broken
 
     def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
-        """Return the messages with which sites are asked to train, by site number."""
+        """Return the requests to train, ``{site id: message}``."""
         return {site: instruction_packet(told, self._run_info(site)) for site, told in instructions.items()}
 
     def updates(
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
-        """Read the sites' replies to :meth:`packets`, as :meth:`train` returns them."""
+        """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
         updates: dict[int, ClientUpdate | None] = {}
         visits: dict[int, str] = {}
         wrong: dict[int, str] = {}
@@ -310,7 +310,7 @@ class RemoteSites:
     def _read(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
-        """Read a site's update, None if its model is not finite, and its visit's name."""
+        """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
         samples = self.directory.sizes[site]["train"]
         update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
         if update is None:
@@ -320,7 +320,7 @@ class RemoteSites:
         return update, read_visit(reply)
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Find the sites whose reported values differ in names, shapes or types from most sites'."""
+        """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
@@ -331,7 +331,7 @@ class RemoteSites:
         return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Let a site compute a function on its data, and return the result."""
+        """Let a site call the function ``question`` on its data, and return the result."""
         while isinstance(question, partial):
             args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
             question = question.func
@@ -361,7 +361,7 @@ class RemoteSites:
         return answer
 
     def take_back(self, site: int) -> None:
-        """Discard what the last question has changed in a site's state."""
+        """Discard the changes that the last :meth:`ask` made to a site's state."""
         stands, before = self._answered.pop(site, ({}, None))
         if before is None:
             stands.pop(site, None)
@@ -384,7 +384,7 @@ class RemoteSites:
         return scores
 
     def _tell_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
-        """Warn once of the scores that a site's policy withholds."""
+        """Warn once about each score in ``names`` that a site's policy withholds."""
         told = reply.plain.get("withheld")
         told = told if isinstance(told, list) else []
         found = [name for name in names if name in told and (site, name) not in self._withheld]
@@ -393,7 +393,7 @@ class RemoteSites:
             self._warn(site, f"does not tell {', '.join(found)}", "its policy does not let it")
 
     def _run_info(self, site: int) -> dict[str, Any]:
-        """Return the plain values that are in every message to a site."""
+        """Return the values of JSON types that every message to a site contains."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         names = self.directory.names
         return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
@@ -417,7 +417,7 @@ def _reported(update: ClientUpdate) -> str:
 
 
 class RemoteClient(Client):
-    """A site as a client that metrics and strategies can ask."""
+    """Client at a remote site, to which :meth:`ask` sends a message."""
 
     def __init__(
         self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, round_index: Callable[[], int]

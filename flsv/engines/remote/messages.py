@@ -84,12 +84,12 @@ GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
-    """Describe the fault of a site's reply, given the error of reading it."""
+    """Describe the fault of a site's reply, given the error that reading it raised."""
     return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
 
 
 def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: str = "train") -> Packet:
-    """Make the packet with which the server sends an instruction to a site."""
+    """Make the packet in which the server sends an instruction to a site."""
     plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **info}
     tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
@@ -106,7 +106,7 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
-    """Make the packet with which a site sends its update to the server."""
+    """Make the packet that sends a site's update of the training called ``visit``."""
     plain = {
         "samples": update.num_samples,
         "loss": float("nan") if LOSS in withheld else update.loss,
@@ -121,7 +121,7 @@ def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet that reports a site's error by class and line."""
+    """Make the packet that reports a site's error by its class and source line."""
     # The error's text may quote samples, so only a Refused error is sent with its text.
     words = str(error)
     if not isinstance(error, Refused):
@@ -132,7 +132,7 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def check_done(reply: Reply) -> Packet:
-    """Return a reply if it is a packet that reports no failure."""
+    """Return a site's reply if it is a packet without an error report. Raise BadReply otherwise."""
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
@@ -144,7 +144,7 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """Read a client's update from its site's reply, and check it."""
+    """Read and check the update in a site's reply. None: its model is not finite."""
     if packet.kind == "broken":
         return None
     plain, most_numbers = packet.plain, 2 * space.size + 64
@@ -172,7 +172,7 @@ def read_update(
 
 
 def read_visit(packet: Packet) -> str:
-    """Read the name of a visit from the site's reply."""
+    """Return the name of a site's training (visit) from its reply."""
     visit = packet.plain.get("visit")
     if not isinstance(visit, str) or not re.fullmatch(r"[0-9a-f]{64}", visit):
         raise BadReply(f"it names its visit {visit!r:.80}, expected 64 hexadecimal digits")

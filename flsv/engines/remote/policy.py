@@ -62,7 +62,7 @@ class SitePolicy:
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
-        """Read a policy from a TOML file, whose keys are the arguments."""
+        """Read a policy from a TOML file. Its keys are the arguments of this class."""
         try:
             return cls(**tomllib.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
@@ -70,28 +70,28 @@ class SitePolicy:
             raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
 
     def check_question(self, question: str) -> None:
-        """Check that a question may be answered."""
+        """Raise Refused if the server may not request the function ``question``."""
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
-        """Return the losses and scores among ``names`` that the site does not tell."""
+        """Return the losses and scores among ``names`` that the site does not report."""
         return [] if self.tells is None else [name for name in names if name not in self.tells]
 
     def check_told(self, names: Iterable[str]) -> None:
-        """Check that the site may tell the losses and scores called ``names``."""
+        """Raise Refused unless the site may report all losses and scores in ``names``."""
         if withheld := self.withheld(names):
             raise Refused(f"its policy does not let it tell {listed(withheld, show=repr):.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
-        """Return the uploads that add noise to updates."""
+        """Return the transformations in ``uploads`` that add noise. Raise Refused if required noise is missing."""
         noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
         if self.max_epsilon is not None and not noises:
             raise Refused(f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise")
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
-        """Add the privacy loss of one more update to the site's total."""
+        """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
         square = sum(each.noise_multiplier**-2 for each in self.noise(uploads)) or math.inf
@@ -121,6 +121,6 @@ def _spent(ledger: Path) -> tuple[int, float]:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name in a form that lasts across versions."""
+    """Return the name of the function ``question`` in a form that versions share."""
     # Modules of flsv's own functions may change between versions, so their names are stored without them.
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

@@ -149,7 +149,7 @@ class Site:
         return Packet("hello", {"sizes": sizes})
 
     def _needed(self) -> list[str]:
-        """Name the losses and scores that a run with the site's settings needs."""
+        """Return the names of losses and scores that the site's settings need."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
         return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
@@ -169,7 +169,7 @@ class Site:
         return update_packet(visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS]))
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model that this site would use on its test samples."""
+        """Score the model with which this site predicts on its test samples."""
         kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)
@@ -219,7 +219,7 @@ class Site:
         return answer
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Call ``reply`` with the trainer of a fit that trains nothing, and return the result."""
+        """Start a fit that trains nothing, and return ``reply(trainer)``."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -235,7 +235,7 @@ class Site:
         return trainer
 
     def _kept(self, packet: Packet) -> SiteState:
-        """Return the saved state from which the server wants the site to continue."""
+        """Return the saved state from which this site continues, as the server requests."""
         kept = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
         if kept is None:
             raise LookupError("this site no longer holds what it kept of the round that it is asked about.")
@@ -245,7 +245,7 @@ class Site:
 def opened_state(
     trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, packet: Packet, kept: SiteState
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
-    """Return the map to vectors, the store, and the site's :class:`LocalData`, restored from its saved state."""
+    """Return the parameter space, the store and the site's :class:`LocalData` from its saved state."""
     module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
     space = shared_space(module, config)
     store.load_state_dict({client: kept.get("store", {})})
@@ -263,7 +263,7 @@ def opened_state(
 
 
 def own_secret(folder: Path) -> str:
-    """Return the site's secret text, drawn at the first call and stored in its folder."""
+    """Return the site's secret text, drawn at the first call and stored in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
@@ -275,14 +275,14 @@ def own_secret(folder: Path) -> str:
 
 
 def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
-    """Derive the site's secret key (32 bytes) for the noise of its update in a round."""
+    """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
     # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
     # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
     return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
 
 
 class SiteMemory:
-    """A site's saved states of one run, each named by its visit.
+    """A site's saved states of one run, named after the trainings (visits) that left them.
 
     Example:
         >>> import tempfile
@@ -303,21 +303,21 @@ class SiteMemory:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> SiteState | None:
-        """Return the state after a visit, empty before the first, None if it was deleted."""
+        """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
         return {} if visit is None else self.all().get(visit)
 
     def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
-        """Save the site's state after a visit, and delete all but ``earlier`` ones."""
+        """Save the state ``kept`` after a training. Delete all others but those named in ``earlier``."""
         with replacing(self._path, private=True) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
     def all(self) -> dict[str, SiteState]:
-        """Return all saved states by the visit's name."""
+        """Return all saved states, ``{visit: state}``."""
         return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
 
 
 class NumberedData:
-    """A site's data module in which its client has its number in the federation, on which random draws depend."""
+    """Wrapper of a site's data module that gives its client the site's id. Random draws depend on it."""
 
     def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
         self._data, self.num_clients = data, num_clients
@@ -327,7 +327,7 @@ class NumberedData:
 
 
 class SiteVisit(L.Callback):
-    """Callback that turns a fit into a site's training in one round."""
+    """Callback that turns a fit into one site's training in one round."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class SiteVisit(L.Callback):
         self._training.end_batch(loss)
 
     def _train(self, trainer: L.Trainer) -> None:
-        """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
+        """Train the site's local epochs in place of Lightning's epoch, and make its update."""
         (visit,) = self._loader.visits
         try:
             self._loader.train(visit, self._loop.train_epoch)
@@ -441,7 +441,7 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Advance the schedulers that step once per round to the present round."""
+        """Advance to the present round the schedulers that step once per round."""
         # Each round is a new fit, in which schedulers start from the beginning.
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":

@@ -1,4 +1,4 @@
-"""Directory, RemoteData and Transport: the sites that can be reached, what they announce, and the packets' carrier."""
+"""Directory, which finds the sites, Transport, which carries packets, and RemoteData, which counts samples."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Directory:
         return {site: address for site, address in self._here.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Send packets to sites, and return each site's reply, or the reason for none."""
+        """Send packets to sites, and return each site's reply, or the reason why there is none."""
         # If no site can be reached, because all are being restarted, wait for the first one.
         began = time.monotonic()
         replies: dict[int, Reply] = {}
@@ -211,7 +211,7 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn of a node's fault, without repeating the same words."""
+        """Warn of a node's fault, unless the same words were used before."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
@@ -270,9 +270,9 @@ def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
 
 
 class RemoteData(FederatedDataModule):
-    """Data module of the server, with stand-ins for the sites' samples.
+    """Data module of the server, with placeholders for the sites' samples.
 
-    Each announced sample has a stand-in with the label 0, which takes no memory and raises an error when it is read.
+    Each announced sample has a placeholder with the label 0, which takes no memory and raises an error when it is read.
 
     Args:
         names: the sites' names.
@@ -326,7 +326,7 @@ class RemoteData(FederatedDataModule):
         return [] if self._own is None else self._own.test_dataloader()
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
-        """Return a stand-in loader, which knows only the number of samples."""
+        """Return a placeholder loader, of which only the number of samples can be read."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def content_hashes(self) -> dict[str, str]:
@@ -338,12 +338,12 @@ class RemoteData(FederatedDataModule):
         return [torch.tensor(list(self._sizes[client].values()))]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the stand-ins without copying them to the device, where they would take memory."""
+        """Return the placeholders without copying them to the device, where they would take memory."""
         return self._dealt
 
     @property
     def class_counts(self) -> Tensor:
-        """Return each client's number of training samples ``[n, 1]``, as if of one class."""
+        """Return each client's number of training samples ``[n, 1]``, as if there were one class."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -380,7 +380,7 @@ def _stand_ins(count: int) -> Tensor:
 
 
 class _Elsewhere:
-    """Loader of a known length whose samples are at a site, so that reading raises PermissionError."""
+    """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
     def __init__(self, length: int, whose: str) -> None:
         self._length, self._whose = length, whose

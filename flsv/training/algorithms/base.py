@@ -29,22 +29,22 @@ class ClientContext:
         start: ``[P]``, the model that the client started from, as a vector of all shared parameters and buffers.
         num_steps: number of optimizer steps so far.
         lr_sum: sum of the learning rates of these steps.
-        optimizer: the optimizer that takes the present step; None before the first step.
+        optimizer: the optimizer that takes the present step. None before the first step.
         module: the module in which the client trains.
         samples: the client's number of training samples.
         batches: the number of batches that the client trains on in the round.
         position: the number of batches that the client has trained on so far.
-        lengths: the number of batches of each local epoch; the last one may be shorter than the others.
+        lengths: the number of batches of each local epoch. The last one may be shorter than the others.
         epoch_batches: the number of batches of a whole local epoch, at least 1.
         epoch: the local epoch, from 0, of the present step.
         broken: whether training has failed, or its result is not finite.
-        trained: ``[P]``, the model that the client has trained; None before the end.
-        sent: ``[P]``, the model that the client sends, after the uploads (compression, noise); None before the end.
-            Compute reports from this model, which the server receives: reports computed from ``trained`` would reveal
-            what noise hides.
-        upload: ``upload(vector, start, name)`` applies the uploads (compression, noise) to another model ``[P]`` of
-            this client, which was trained from ``start``, and returns the result. The uploads' own state for this model
-            is kept under ``name``. Before the end of training the model is returned unchanged.
+        trained: ``[P]``, the model that the client has trained. None before the end.
+        sent: ``[P]``, the model that the client sends, after the uploads (attacks, noise, compression). None before the
+            end. Compute reports from this model, which the server receives: reports computed from ``trained`` would
+            reveal what noise hides.
+        upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, which was
+            trained from ``start``, and returns the result. The uploads' own state for this model is kept under
+            ``name``. Before the end of training the model is returned unchanged.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many entries of a model's vector ``[P]`` are parameters; they come first, buffers follow."""
+        """Return how many of a model vector's first entries are parameters. Buffers follow them."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
@@ -91,7 +91,7 @@ class ClientContext:
 
         Args:
             vector: a vector ``[P]``, or only its first ``num_parameters`` entries.
-            parameters: the parameters to return tensors for, in this order; they must be shared with the server.
+            parameters: the parameters to return tensors for, in this order. They must be shared with the server.
         """
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
@@ -101,10 +101,10 @@ class ClientContext:
 
         Args:
             parameters: shared parameters of the client's module.
-            tensors: for each of these parameters, a tensor in its shape; None stands for zeros.
+            tensors: for each of these parameters, a tensor in its shape. None stands for zeros.
 
         Returns:
-            The vector; the entries of all parameters that are not in ``parameters`` are 0.
+            The vector, with 0 for all parameters that are not in ``parameters``.
         """
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
@@ -114,7 +114,7 @@ class ClientContext:
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:
-        """Return whether a parameter is shared with the server, that is, part of the model's vector."""
+        """Return whether a parameter is shared with the server, as part of the model's vector."""
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -132,8 +132,7 @@ class ClientContext:
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Return an endless iterator over training batches of the client, in the form in which ``training_step`` gets
-        them.
+        """Return an endless iterator over the client's training batches, as ``training_step`` gets them.
 
         It draws from the training samples independently of the Trainer's batches: it passes over the samples again and
         again, each time in another random order, which depends on ``name``, the run's seed, the round and the client
@@ -153,7 +152,7 @@ class ClientContext:
                 yield found[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the loss of ``model`` on a batch, and the gradient of this loss with respect to the model.
+        """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
         buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
@@ -201,7 +200,8 @@ class ClientContext:
 
 
 class ClientAlgorithm(Strategy):
-    """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
+    """Base class of client algorithms, which change how clients train. They work with any module, precision and
+    optimizer.
 
     While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client.
     There one object may serve many clients: read only constructor arguments from ``self``, and keep a client's tensors
@@ -210,13 +210,13 @@ class ClientAlgorithm(Strategy):
 
     Attributes:
         uses: the name of the client's own model (:meth:`ClientContext.own_model`) with which the client predicts and is
-            tested; None if it uses the model that the personalizer or the server gives it, see :func:`used_model`.
+            tested. None if it uses the model that the personalizer or the server gives it, see :func:`used_model`.
     """
 
     uses: ClassVar[str | None] = None
 
     def check_fit(self, trainer: Any, config: Any) -> None:
-        """Check a fit before its first round; called at the server.
+        """Check a fit before its first round, at the server.
 
         Args:
             trainer: the trainer, with its optimizers set up.
@@ -227,10 +227,10 @@ class ClientAlgorithm(Strategy):
         """
 
     def begin_client(self, context: ClientContext) -> None:
-        """Prepare for a client's training in a round; called before its first batch."""
+        """Prepare for a client's training in a round, before its first batch."""
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        """Prepare for a training batch; called before each one, also with gradient accumulation.
+        """Prepare for a training batch. Called before each one, also with gradient accumulation.
 
         Args:
             context: the client's training.
@@ -264,7 +264,7 @@ class ClientAlgorithm(Strategy):
         This is called before :meth:`end_client`, and also if the trained model is not finite or training has failed."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """Return ``{name: value}``, the values that the client reports to the server after its training; the names are
+        """Return the values that the client reports to the server after its training, ``{name: value}``. The names are
         those in ``reports``.
 
         ``context.trained`` and ``context.sent`` are set. This is not called if the trained model is not finite."""
@@ -272,7 +272,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """Return the model ``[P]`` that a client predicts and is tested with, at the client."""
+    """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
         return local.state[algorithm.uses]

@@ -7,7 +7,7 @@ Departures:
 
 - A client takes one step of its personal model on every batch on which it trains the federation's model. The paper's
   number s of personal steps is thus the number of steps of the federation's model, on the same batches.
-- A client that is drawn for the first time starts its personal model from the global model of that round; in the paper
+- A client that is drawn for the first time starts its personal model from the global model of that round. In the paper
   all clients start from the initial global model.
 """
 
@@ -24,7 +24,8 @@ PERSONAL = "ditto_model"
 
 
 class Ditto(ClientAlgorithm):
-    """Ditto's clients: each client k keeps a personal model v_k and updates it on every training batch by
+    """Client algorithm that trains a personal model v_k beside the federation's model. Client k updates it on every
+    training batch by
 
         v_k <- v_k - lr (grad F_k(v_k) + lamda (v_k - w)),
 
@@ -34,13 +35,13 @@ class Ditto(ClientAlgorithm):
     Each batch costs two forward and backward passes.
 
     Args:
-        lamda: how strongly the personal model is pulled toward the global model, at least 0; 0: each client trains its
-            personal model alone. The paper tries 0.05 to 2.
+        lamda: how strongly the personal model is pulled toward the global model, at least 0. With 0 each client trains
+            its personal model alone. The paper tries 0.05 to 2.
         lr: the learning rate of the personal model.
 
     Raises:
-        ConfigurationError: an argument is out of range; before training: there is a personalizer, which would start
-            clients from another model than the global one; in the first step: the module steps its optimizers itself.
+        ConfigurationError: an argument is out of range. Before training: there is a personalizer, which would start
+            clients from another model than the global one. In the first step: the module steps its optimizers itself.
 
     Example:
         >>> Ditto()

@@ -1,7 +1,7 @@
 """FedDyn: adds a term to each client's loss that moves the loss's minimum to the minimum of the federation's loss.
 
 Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. FedDyn needs both
-:class:`FedDyn` at the clients and :class:`FedDynServer` at the server; see ``configs/feddyn.yaml``.
+:class:`FedDyn` at the clients and :class:`FedDynServer` at the server, see ``configs/feddyn.yaml``.
 
 Departures:
 
@@ -9,7 +9,7 @@ Departures:
   authors' code.
 - A client's stored gradient g_i and the server's h are computed from the model that the client *sends*. If uploads
   (attacks, noise, compression) change the model, h is still the mean of the clients' g_i.
-- The global model is the paper's theta^t; the authors' code also tests the plain mean of the clients' models.
+- The global model is the paper's theta^t. The authors' code also tests the plain mean of the clients' models.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """FedDyn's clients: client i trains from x a model w_i with the loss L_i(w) - <g_i, w> + alpha/2 |w - x|^2, and
-    then sets g_i <- g_i - alpha (w_i - x).
+    """Client algorithm of FedDyn, which regularizes each client's loss. From x client i trains a model w_i with the
+    loss L_i(w) - <g_i, w> + alpha/2 |w - x|^2, and then sets g_i <- g_i - alpha (w_i - x).
 
     L_i is the client's loss and x the global model of the round. g_i is 0 at first and converges to the gradient of L_i
-    at the federation's final model; it is kept in the client's state. Clients send only w_i.
+    at the federation's final model. It is kept in the client's state. Clients send only w_i.
 
     Args:
-        alpha: how strongly clients are pulled toward x, above 0. The paper tries 0.001 to 0.1; fewer local steps need
-            a larger alpha.
+        alpha: how strongly clients are pulled toward x, above 0. The paper tries 0.001 to 0.1. Fewer local steps need a
+            larger alpha.
 
     Raises:
-        ConfigurationError: ``alpha`` is not above 0; before training: the aggregator is not :class:`FedDynServer`.
+        ConfigurationError: ``alpha`` is not above 0. Before training: the aggregator is not :class:`FedDynServer`.
 
     Example:
         >>> FedDyn(alpha=0.1)
@@ -72,12 +72,12 @@ class FedDyn(ClientAlgorithm):
 
 
 class FedDynServer(Aggregator):
-    """FedDyn's server: the next global model x is the mean of the cohort's models w_i minus h / alpha,
+    """Aggregator of FedDyn. The next global model x is the mean of the cohort's models w_i minus h / alpha,
 
         h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha.
 
     The first equation divides by the number n of all clients, so that h is the mean of all clients' g_i (see
-    :class:`FedDyn`); the second divides by the number k of clients in the cohort. The server stores h / alpha, so only
+    :class:`FedDyn`). The second divides by the number k of clients in the cohort. The server stores h / alpha, so only
     the clients need to know alpha. Buffers (BatchNorm's statistics) are averaged. Leave ``server_lr`` at 1.
 
     Raises:

@@ -16,15 +16,16 @@ from flsv.utilities.declared import NonNegative
 
 
 class FedProx(ClientAlgorithm):
-    """FedProx's clients: each adds mu/2 |w - w_anchor|^2 to the loss of its model w, for any module.
+    """Client algorithm that pulls each client's model w toward an anchor. It adds mu/2 |w - w_anchor|^2 to the client's
+    loss, for any module.
 
     Args:
-        mu: the weight of this term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
+        mu: the weight of this term, at least 0 (FedAvg). The paper tries 0.001 to 1.
         anchor: which model w_anchor is. ``"global"``: the global model at the start of the round, as in the paper.
             ``"start"``: the model that the client starts from, which a personalizer (FedAMP) may have chosen.
 
     Raises:
-        ConfigurationError: ``mu`` is negative; ``anchor`` is unknown.
+        ConfigurationError: ``mu`` is negative, or ``anchor`` is unknown.
 
     Example:
         >>> FedProx(mu=0.1)

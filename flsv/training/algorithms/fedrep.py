@@ -2,7 +2,7 @@
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1.
 ``FederatedLoop(share=["!head"])`` defines which layers are the head, and ``FedAvg(weighting="uniform")`` averages the
-bodies at the server; see ``configs/fedrep.yaml``.
+bodies at the server, see ``configs/fedrep.yaml``.
 
 As in the authors' code, the body is trained for whole epochs (in Algorithm 1: one step), BatchNorm's statistics are
 updated by every batch, also while the head is trained, and a client that is drawn for the first time starts from the
@@ -22,8 +22,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedRep(ClientAlgorithm):
-    """FedRep's clients: in the first ``head_epochs`` local epochs of a round a client trains only the parameters that
-    it does not share (the head), then only the shared ones (the body).
+    """Client algorithm that trains first a client's own head, then the shared body. The first ``head_epochs`` local
+    epochs of a round train only the parameters that the client does not share (the head), the others only the shared
+    ones (the body).
 
     The parameters that an epoch does not train have no gradient in it, so that the optimizer does not change them, not
     even by weight decay. An optimizer step over several batches (``accumulate_grad_batches``) belongs to the epoch of
@@ -34,7 +35,7 @@ class FedRep(ClientAlgorithm):
             ``FederatedLoop(local_epochs=...)``.
 
     Raises:
-        ConfigurationError: ``head_epochs`` is out of range; before training: all parameters are shared, or
+        ConfigurationError: ``head_epochs`` is out of range. Before training: all parameters are shared, or
             ``local_epochs`` is not larger than ``head_epochs``.
 
     Example:

@@ -57,10 +57,10 @@ _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
-    """Client algorithm that computes the in-run Shapley values of a client's samples, for the metric
+    """Client algorithm that computes the in-run Shapley values of a client's samples. The metric is
     :class:`flsv.metrics.InRunShapley`.
 
-    The server sends the gradient of the validation loss, which has the size of the model; each client reports its
+    The server sends the gradient of the validation loss, which has the size of the model. Each client reports its
     samples' values, summed by class: one number for each of the M classes. The values of single samples, summed over
     rounds, stay at the client: as the tensor ``in_run_values`` in its state, in the order of its training samples, and
     as the file ``in_run_values.csv`` in its folder, written in the rounds in which the run draws pictures
@@ -70,11 +70,11 @@ class InRunValues(ClientAlgorithm):
     adapters alone).
 
     With ``InRunShapley(loss="val_loss")`` the data need no classes: all samples count as one class. A ``collate_fn``
-    must not change the order of a batch's samples; without classes such a change is not detected.
+    must not change the order of a batch's samples. Without classes such a change is not detected.
 
     Args:
         every: compute values in every ``every``-th optimizer step only, and scale their sum up to all steps of the
-            round. The first of these steps changes from round to round; a client with few steps may have none in a
+            round. The first of these steps changes from round to round. A client with few steps may have none in a
             round.
 
     Raises:
@@ -264,7 +264,7 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Check that the samples' products sum to that of the first step's whole gradient."""
+        """Check that the samples' products sum to the product of the first step's whole gradient."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
@@ -282,7 +282,7 @@ class InRunValues(ClientAlgorithm):
 
 
 def _table(samples: Tensor) -> str:
-    """Write the samples' values as the text of a CSV file."""
+    """Format the samples' values as the text of a CSV file."""
     return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))
 
 
@@ -308,7 +308,7 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that compute each sample's inner product of a vector with its part of a batch's gradient."""
+    """Hooks that compute inner products of a vector with each sample's part of the gradient."""
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
@@ -329,7 +329,7 @@ class GhostProducts:
                 self._watched.append((layer, name, _with(layer, own, g)))
 
     def watch(self, samples: int | None) -> None:
-        """Measure the next batch, of so many samples, or none with None."""
+        """Compute products for the next batch, of ``samples`` samples, or for none if None."""
         self.samples = samples
         if samples is None:  # a hook that does nothing costs, too
             self.remove()
@@ -353,7 +353,7 @@ class GhostProducts:
         self._handles = []
 
     def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
-        """Return the forward hook for a layer, of which ``twin`` has the vector as parameters."""
+        """Return the forward hook for a layer. ``twin`` is a copy of it with the vector as parameters."""
 
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self.samples
@@ -396,7 +396,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return why a layer's samples have no products, as a relative clause, or None."""
+    """Return why a layer's per-sample products cannot be computed, as a relative clause, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):

@@ -6,7 +6,7 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1, in the two versions of its s
 Departures:
 
 - The module's own optimizer takes the outer step: the learning rate of plain SGD is the paper's beta.
-- The paper's batch D is the Trainer's batch; its batches D' and D'' are drawn from the same client's samples in another
+- The paper's batch D is the Trainer's batch. Its batches D' and D'' are drawn from the same client's samples in another
   order.
 """
 
@@ -22,8 +22,8 @@ from flsv.utilities.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
-    """Per-FedAvg's clients: each optimizer step lowers not the loss f of the model w, but the loss of w~, the model
-    after one more gradient step:
+    """Client algorithm that trains a model to be good after one more gradient step. Each optimizer step lowers not the
+    loss f of the model w, but the loss of w~, the model after one gradient step:
 
         w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D'),
 
@@ -35,10 +35,10 @@ class PerFedAvg(ClientAlgorithm):
         hessian: ``"first_order"``: H is left out (the paper's FO), which takes two gradients per step. ``"free"``: H g,
             with g = grad f(w~; D'), is computed from the gradients at w + delta g and w - delta g (the paper's HF),
             which takes four gradients per step.
-        delta: the factor of g in these two points, above 0; used with ``"free"`` only.
+        delta: the factor of g in these two points, above 0, for ``"free"`` only.
 
     Raises:
-        ConfigurationError: an argument is out of range; in the first step: the module steps its optimizers itself.
+        ConfigurationError: an argument is out of range. In the first step: the module steps its optimizers itself.
 
     Example:
         >>> PerFedAvg(alpha=0.02)

@@ -1,7 +1,7 @@
 """pFedMe's local training: each client trains a personalized model theta beside the shared model w.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
-server is FedAvg with equal weights, and the paper's beta is its learning rate, ``FedAvg("uniform", server_lr=...)``;
+server is FedAvg with equal weights, and the paper's beta is its learning rate, ``FedAvg("uniform", server_lr=...)``,
 see ``configs/pfedme.yaml``.
 
 As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps continues from the theta
@@ -25,8 +25,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class MoreauSGD(torch.optim.Optimizer):
-    """Optimizer that takes, for every batch, K steps of the personalized weights theta and one step of the shared
-    weights w:
+    """Optimizer of pFedMe's clients. For every batch it takes K steps of the personalized weights theta and one step of
+    the shared weights w:
 
         theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
 
@@ -40,9 +40,9 @@ class MoreauSGD(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate of theta, ``personal_learning_rate`` in the authors' code; at 2 / lamda or above theta
+        lr: the learning rate of theta, ``personal_learning_rate`` in the authors' code. At 2 / lamda or above theta
             would diverge.
-        outer_lr: the paper's eta; each batch moves w toward theta by the share outer_lr * lamda of their distance. With
+        outer_lr: the paper's eta. Each batch moves w toward theta by the share outer_lr * lamda of their distance. With
             the authors' share of 0.075, training needs some hundred rounds. With a share of 1, w equals theta, and the
             method is FedAvg with fine-tuning, where clients take ``inner_steps`` SGD steps per batch with a proximal
             term around the weights before the batch.
@@ -91,7 +91,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
-        """Train on one batch: take ``inner_steps`` steps of the personalized weights theta, then one step of the shared
+        """Train on one batch. Take ``inner_steps`` steps of the personalized weights theta, then one step of the shared
         weights w.
 
         Args:
@@ -122,7 +122,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def upload_parameters(self) -> None:
-        """Overwrite the parameters, which hold theta, with the shared weights w, which the server averages."""
+        """Overwrite the parameters, which hold theta, with w. The server averages these shared weights."""
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta in self.state:

@@ -11,7 +11,7 @@ Departures:
   the server's variate is still the mean of the clients' variates.
 - The server computes c_i+ - c_i itself, from y_i as filters have left it and the client's K eta_l. A robust aggregator
   gives what takes the place of their mean.
-- With gradient clipping, corrected gradients are clipped; with weight decay, the variates include the decay.
+- With gradient clipping, corrected gradients are clipped. With weight decay, the variates include the decay.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ VARIATE, RATES = "control_variate", "learning_rate_sum"
 
 
 class SCAFFOLD(ClientAlgorithm):
-    """SCAFFOLD's clients: control variates, c at the server and c_i at client i, all 0 at first, correct the gradients.
+    """Client algorithm that corrects gradients by control variates against client drift. The variates are c at the
+    server and c_i at client i, all 0 at first.
 
     In a round that starts from the global model x, client i takes K steps of its model y_i, along its gradients g_i,
 
         y_i <- y_i - lr (g_i(y_i) - c_i + c),  K times from y_i = x;   c_i+ = c_i - c + (x - y_i) / (K lr);
         c <- c + 1/n sum_{i in cohort} (c_i+ - c_i),
 
-    where n is the number of all clients, and c_i+ replaces c_i. Only parameters have variates; buffers (BatchNorm's
+    where n is the number of all clients, and c_i+ replaces c_i. Only parameters have variates. Buffers (BatchNorm's
     statistics) are averaged as in FedAvg. The server sends c beside the model, and each client reports K lr, from which
     the server computes the change of c_i. A change that is far larger than the cohort's is left out, with a warning
     that names the client.
 
     Raises:
         ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
-            and no momentum; with momentum, (x - y_i) / (K lr) is many times a gradient, and the variates would grow
+            and no momentum. With momentum, (x - y_i) / (K lr) is many times a gradient, and the variates would grow
             without bound.
 
     Example:
