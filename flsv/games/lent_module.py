@@ -1,4 +1,4 @@
-"""LentModule: a fit's own module, lent for evaluations of other models, and restored afterwards."""
+"""LentModule: the training run's own module, used to evaluate other models and restored afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEFT = (Dataset, DataLoader, L.LightningDataModule, L.Trainer, L.Callback, Opti
 
 
 class LentModule:
-    """The state of a module, to which :meth:`restore` sets the module back after another model's evaluation."""
+    """Snapshot of a module's state, which :meth:`restore` writes back after another model's evaluation."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
         constant = set() if space is None else {id(each) for each in space.constants(module).values()}
@@ -35,7 +35,7 @@ class LentModule:
         self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
 
     def _hold(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
-        """Store a copy of a container, and of all containers and objects in it."""
+        """Store copies of a container and, recursively, of all in it. Add its tensors to ``tensors``."""
         if id(value) in seen:
             return
         seen.add(id(value))
@@ -70,12 +70,12 @@ class LentModule:
 
 
 def _of_python(kind: type) -> bool:
-    """Return whether a type is of Python's own, as functions, loggers and threads are."""
+    """Return whether a type is from Python's standard library, as functions, loggers and threads are."""
     return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _same(holder: Any, before: Any) -> bool:
-    """Return whether a container still holds the same objects."""
+    """Return whether a container still has the same objects as its copy ``before``."""
     if len(holder) != len(before):
         return False
     if isinstance(holder, dict):
@@ -85,7 +85,7 @@ def _same(holder: Any, before: Any) -> bool:
 
 @contextmanager
 def lent(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[LentModule]:
-    """Yield a module's state, and restore it when the context ends."""
+    """Yield a snapshot of a module's state, and restore the module when the context ends."""
     state = LentModule(module, space)
     try:
         yield state
@@ -105,7 +105,7 @@ def module_device(module: nn.Module) -> torch.device:
 
 @torch.no_grad()
 def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
-    """Write the state that vectors do not hold, ``{name: tensor}``, into a module."""
+    """Write ``private``, the state-dict entries that model vectors do not contain, into a module."""
     own = named_tensors(module) if private else {}
     for name, value in private.items():
         if name in own and name not in space.names and own[name].shape == value.shape:

@@ -57,7 +57,7 @@ class OutputScore:
 
 
 class TrainedGame:
-    """The game of a round's trained coalitions."""
+    """Coalition game whose utilities are the scores of models that the coalitions have trained."""
 
     def __init__(
         self,
@@ -98,7 +98,9 @@ UNTRAINED = 8
 def untrained_models(
     module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
 ) -> Callable[[int, Tensor], None] | None:
-    """Return a function that writes the i-th untrained model into ``out [P]``, or None if no layer can be drawn."""
+    """Return a function that writes the i-th model with random weights into ``out [P]``. None if no layer can be
+    drawn.
+    """
     if not (layers := _drawn(module, initial, space)):
         return None
 
@@ -113,7 +115,7 @@ def untrained_models(
 
 
 def _drawn(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
-    """List the layers whose weights are drawn anew."""
+    """List the layers whose weights can be drawn at random again."""
     frozen, found = {id(each) for each in space.constants(module).values()}, []
     for name, layer in module.named_modules():
         if callable(getattr(layer, "reset_parameters", None)):
