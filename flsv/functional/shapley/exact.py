@@ -22,7 +22,9 @@ _CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweig
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """List coalitions by number, bool ``[stop - start, n]``: bit i of a number is set if player i is in."""
+    """List the coalitions ``start`` to ``stop - 1`` as masks, bool ``[stop - start, n]``. Bit i of a coalition's number
+    is set if player i is a member.
+    """
     numbers = torch.arange(start, 2**num_players if stop is None else stop)
     return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
 

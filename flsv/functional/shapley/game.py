@@ -63,7 +63,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not in ``known``, and the position at which each occurs first."""
+    """Return ``{key: position}``, the first position of each key that is not in ``known``."""
     new: dict[Key, int] = {}
     for position, key in enumerate(keys):
         if key not in known:
@@ -121,7 +121,7 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations ``[G]`` that the first g + 1 groups ``[G, K, n]`` take, for each g."""
+        """Count the new evaluations that the first 1, 2, ..., G groups of coalitions ``[G, K, n]`` need, ``[G]``."""
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
@@ -141,7 +141,7 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate the coalitions without a stored utility in one call."""
+        """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
         rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return
@@ -185,7 +185,7 @@ class Sampling(MemoizedGame):
 
     @property
     def buys_all(self) -> bool:
-        """Return whether all coalitions of at most 22 players can be evaluated."""
+        """Return whether the budget suffices for all coalitions, of at most 22 players."""
         return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
 
     @property
@@ -194,5 +194,7 @@ class Sampling(MemoizedGame):
         return self.budget - self.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Return how many groups of coalitions ``[G, K, n]``, from the first on, the budget still suffices for."""
+        """Return for how many of the groups of coalitions ``[G, K, n]``, taken in order, the rest of the budget
+        suffices.
+        """
         return int((self.cost(groups) <= self.left).sum())

@@ -23,7 +23,7 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the first player, the first two, ..., the first n - 1 of each order: bool ``[P, n-1, n]``."""
+    """List the coalitions of the first 1, 2, ..., n - 1 players of each order, bool ``[P, n-1, n]``."""
     ranks = permutations.argsort(dim=1)
     return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
 
@@ -146,7 +146,9 @@ def _walk(
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample groups of orders until budget or ``most`` ends it. Count the different groups, too."""
+    """Sample up to ``most`` groups of orders within the budget. Return the moments of the marginal contributions and
+    the number of distinct groups.
+    """
     moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
     per_group = max(group * (n - 1), 1)
     run.empty_and_grand()
@@ -262,7 +264,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Compute the standard error of the mean of marginal contributions."""
+    """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
     # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
