@@ -117,7 +117,7 @@ class CosineGradientShapley(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
-            num_samples: ``[k]``, the clients' numbers of samples, whose shares stand for the reputations in the first
+            num_samples: ``[k]``, the clients' numbers of samples, whose shares replace the reputations in the first
                 round. None: equal shares.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: the reputations are the
                 weights.

@@ -1,4 +1,4 @@
-"""What metrics need, in words, and checks of what a round gives them."""
+"""What data metrics need, in words, and checks of the arguments that a round passes to them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe the needs of a metric in words."""
+    """Describe the data that a metric needs, in words."""
     needs = [NEEDS[need] for need in needs_of(metric)]
     return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 

@@ -43,7 +43,9 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the most accurate design that costs at most ``max_fits`` fits of the whole federation."""
+    """Choose the most accurate design (which coalitions to train) that costs at most ``max_fits`` training runs of the
+    whole federation, with cohorts of ``cohort`` clients.
+    """
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
@@ -54,7 +56,7 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 
 
 def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training coalitions ``[K, n]``, in fits of the whole federation."""
+    """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
     # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
     sizes, n = masks.sum(1), masks.shape[1]
     drawn = n if cohort is None else cohort
@@ -62,7 +64,7 @@ def fits_of(masks: Tensor, cohort: float | None = None) -> float:
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks ``[K, n]`` of the empty, the full and the named coalitions."""
+    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names."""
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
     masks = [[False] * num_clients, [True] * num_clients]
@@ -96,7 +98,7 @@ def _one_after_the_other(stretches: Tensor) -> Tensor:
 
 
 class ShadowShapley(MeasuredMetric):
-    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more fit.
+    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more training run.
 
     .. math::
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
@@ -109,20 +111,21 @@ class ShadowShapley(MeasuredMetric):
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
-    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
-    of the fit's beginning or, where forks are impossible, fresh. Ranks divide them. The coalition of
-    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train
-    coalitions beside the run, each as a run of its own.
+    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forked
+    at the fit's beginning or, where forks are impossible, started anew. Ranks share the coalitions. The coalition of
+    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train coalitions
+    beside the run, each as a run of its own.
 
-    **Cost.** For n clients ``"singles"`` costs one more fit and the validations of n models, ``"both"`` n fits, and
-    ``"all"`` :math:`2^{n-1} - 1`. A line before the first round says it. ``every`` saves validations.
+    **Cost.** For n clients ``"singles"`` costs one more training run and the validations of n models, ``"both"`` n
+    runs, and ``"all"`` :math:`2^{n-1} - 1`. A message before the first round states the cost. ``every`` saves
+    validations.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
-    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
+    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. They contain the mean
+    over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -137,7 +140,7 @@ class ShadowShapley(MeasuredMetric):
     part is NaN.
 
     When not to use it:
-        To pay by, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
+        For payment, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
         another model than their own. With ``judges="clients"``, to pay clients who may report false scores
         (``docs/results/judges.md``).
 
@@ -155,7 +158,7 @@ class ShadowShapley(MeasuredMetric):
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
             every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``, five times in a run for
             any other performance.
-        max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
@@ -233,7 +236,7 @@ class ShadowShapley(MeasuredMetric):
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
         """Store a function that builds untrained models, whose utilities show how much initial weights change values.
 
-        It is called before the first round. Nothing is stored if clients are the judges.
+        It is called before the first round. Nothing is stored if clients score the models.
 
         Args:
             build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``; None: there are no such models.
@@ -358,7 +361,7 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(shape)
 
     def _over_rounds(self, values: Tensor) -> Tensor:
-        """Keep a round's values with those of the rounds before, and return them or, with a sampler, their mean."""
+        """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
         self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
         # The luck of a round's cohorts is in its values.
         return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
@@ -397,7 +400,8 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
-        """Replace the utility and the outputs of the full coalition after the last of the stored rounds.
+        """Replace the stored utility and outputs of the full coalition after the last round by those of the run's final
+        model.
 
         Args:
             utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
@@ -444,7 +448,8 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients are
-        the judges, also ``judged``, their last score of the federation's own model."""
+        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
+        score the models, also ``judged``, each client's last score of the federation's own model.
+        """
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

@@ -212,7 +212,7 @@ def predicted_shapley(
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:
-    """Compute Shapley values from the utilities of all coalitions by both predictions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
+    """Compute Shapley values from all coalitions' utilities by both predictions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
     both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
     return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
 

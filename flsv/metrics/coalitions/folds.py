@@ -46,7 +46,9 @@ class Fold(ABC):
         """Declare the fold's states in the metric, with ``width`` columns (the number of classes, or 1)."""
 
     def factor(self, round_index: int) -> float:
-        """Return the factor by which a round's values are multiplied. If it is 0, the round's game is not evaluated."""
+        """Return the factor by which this round's values are multiplied. If it is 0, the round's game is not
+        evaluated.
+        """
         return 1.0
 
     @abstractmethod
