@@ -24,11 +24,11 @@ from flsv.utilities.host_copies import to_host
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of a round's k clients, as filters get them.
+    """Updates of a round's k clients, with all that filters read or change.
 
     Args:
         round_index: the round, from 0.
-        updates: the clients' messages, one per client.
+        updates: the messages with the clients' updates, one per client.
         matrix: the clients' models ``[k, P]``.
         starts: each client's start point ``[P]``. None for a client whose start point the server does not know.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
@@ -114,7 +114,7 @@ class Cohort:
 
 
 class Notices:
-    """Counter of the rounds in which each client had each fault."""
+    """Counter of how many rounds each client had each fault, such as a model that is not finite."""
 
     def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._words = words
@@ -149,7 +149,7 @@ class Notices:
 
 
 class UpdateFilter(Component):
-    """Base class of filters, which change, drop or doubt received updates.
+    """Base class of filters, which change, drop or flag received updates.
 
     In every round the server passes the received updates through the loop's filters, one after the other, by calling
     :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.

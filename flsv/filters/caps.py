@@ -38,7 +38,9 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
 
 
 def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
-    """Multiply the updates of models ``[k, P]`` from their start by factors ``[k]``. Buffers after ``end`` stay."""
+    """Multiply the updates (``rows [k, P]`` minus ``start``) by ``factors [k]``, and return the models. Entries from
+    ``end`` on (buffers) stay.
+    """
     changed = (factors != 1).nonzero().flatten().tolist()
     if not changed:
         return rows
@@ -52,8 +54,8 @@ def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Ten
 class NormCap(UpdateFilter):
     """Filter that shortens updates longer than a bound and keeps their direction.
 
-    The filter limits the influence of a client that multiplies its update, see :mod:`flsv.filters.caps`. It
-    cannot be combined with a personalizer, or with a metric for which clients evaluate models on their own samples.
+    The filter limits the influence of a client that multiplies its update. It cannot be combined with a personalizer,
+    or with a metric for which clients evaluate models on their own samples.
 
     Args:
         cap: the greatest length of an update, as a multiple of the median length in the cohort.
@@ -91,7 +93,7 @@ class NormCap(UpdateFilter):
 
 
 class SampleCap(UpdateFilter):
-    """Filter that caps the numbers of samples that clients report, see :mod:`flsv.filters.caps`.
+    """Filter that caps the numbers of samples that clients report, which the server cannot check.
 
     Args:
         cap: the greatest number of samples, as a multiple of the cohort's median number. The product is rounded up to

@@ -82,6 +82,6 @@ class MultiKrum(UpdateFilter):
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
-    """Sum for each of k updates the squared distances to its k - f - 2 closest others."""
+    """Sum the squared distances from each of k updates to the k - f - 2 closest others, with f = ``byzantine``."""
     others = squared.clone().fill_diagonal_(float("inf")).sort(1).values
     return others[:, : len(squared) - byzantine - 2].sum(1)

@@ -71,11 +71,11 @@ class Personalizer(Strategy):
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, the model ``[P]`` that it predicts and is tested with. By default its start point."""
+        """Return, at the client, the model ``[P]`` with which it predicts and is tested. By default its start point."""
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        """Return, at the server, the model ``[P]`` that a client predicts and is tested with. By default its start
+        """Return, at the server, the model ``[P]`` with which a client predicts and is tested. By default its start
         point.
 
         Returns:
@@ -108,7 +108,7 @@ class Personalizer(Strategy):
 
 
 class UploadKeeper(Personalizer):
-    """Base class of personalizers that store each client's last upload."""
+    """Base class of personalizers that store the last model that each client sent."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -125,7 +125,7 @@ class UploadKeeper(Personalizer):
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
-        """Store the models of the round's clients."""
+        """Store ``part`` of the models of the round's clients. Return what was stored before."""
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
@@ -136,7 +136,9 @@ class UploadKeeper(Personalizer):
     def judge_all(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
-        """Ask every client of the round for the values of its own and of other clients' models."""
+        """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
+        requests these from one client. If it does not reply, its stored model is the one in ``before`` again.
+        """
         assert round.clients is not None
         ids = on_host(round.client_ids)
         for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
@@ -152,7 +154,9 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Ask a client for the values of its own and of other clients' models."""
+    """Request from a client the values of its own and of ``others``' models, by running ``question`` there. Return None
+    if it does not reply.
+    """
     try:
         values = client.ask(question, others, *args, **kwargs)
         if not isinstance(values, Tensor) or values.shape != (1 + len(others),):

@@ -11,7 +11,7 @@ Where the paper is silent, or we depart:
 - The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, the weights
   of the other clients' models are scaled down to sum to 1, and the weight of the client's own model is 0.
 - Distances and cosines are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
-- For an absent client the last upload is used, and its start point is updated as well.
+- For an absent client the model that it sent last is used, and its start point is updated as well.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Where the paper is silent, or we depart:
 - The affinities P are running sums of the signed weights of equation 3, whose magnitudes are scaled to sum to 1 in each
   round: otherwise the first rounds, in which losses fall fastest, would outweigh all later rounds.
 - Distances are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
-- A client downloads the last upload of an absent client.
+- Of an absent client, clients download the model that it sent last.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """Mix a client's own and the downloaded models by signed weights, at the client."""
+    """Mix a client's own and the downloaded models at the client, store the result, and return the signed weights."""
     assert local.model is not None
     assert local.start is not None
     start = local.start

@@ -103,7 +103,9 @@ class BernoulliSampler(ClientSampler):
 
 
 def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Tabulate the probability ``[n + 1][count + 1]`` that at least c of the clients from i on are drawn."""
+    """Tabulate probabilities ``[n + 1][count + 1]``: entry [i][c] is that of drawing at least c of the clients i, ...,
+    n - 1.
+    """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
         later = table[-1]
