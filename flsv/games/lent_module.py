@@ -31,10 +31,10 @@ class LentModule:
         found: list[Any] = [each for each in named_tensors(module).values() if id(each) not in constant]
         self._held: list[tuple[Any, Any]] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._hold(vars(module), found, {*constant, *map(id, found)})
+        self._store_copies(vars(module), found, {*constant, *map(id, found)})
         self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
 
-    def _hold(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
+    def _store_copies(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
         """Store copies of a container and, recursively, of all in it. Add its tensors to ``tensors``."""
         if id(value) in seen:
             return
@@ -46,15 +46,15 @@ class LentModule:
         elif isinstance(value, dict | list | set | deque | tuple):
             self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
             for each in list(value.values() if isinstance(value, dict) else value):
-                self._hold(each, tensors, seen)
-        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _of_python(type(value)):
-            self._hold(vars(value), tensors, seen)
+                self._store_copies(each, tensors, seen)
+        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _is_standard_library(type(value)):
+            self._store_copies(vars(value), tensors, seen)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Set the module back to its state at construction."""
         for holder, before in self._held:
-            if not _same(holder, before):
+            if not _has_same_objects(holder, before):
                 holder.clear()
                 (holder.update if isinstance(holder, dict | set) else holder.extend)(before)
         for array, before in self._arrays:
@@ -69,12 +69,12 @@ class LentModule:
             parameter.requires_grad, parameter.grad = flag, gradient
 
 
-def _of_python(kind: type) -> bool:
+def _is_standard_library(kind: type) -> bool:
     """Return whether a type is from Python's standard library, as functions, loggers and threads are."""
     return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-def _same(holder: Any, before: Any) -> bool:
+def _has_same_objects(holder: Any, before: Any) -> bool:
     """Return whether a container still has the same objects as its copy ``before``."""
     if len(holder) != len(before):
         return False

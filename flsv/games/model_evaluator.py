@@ -116,7 +116,7 @@ class ModelEvaluator(VectorEvaluator):
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
         self.form: OutputForm | None = None
-        self._try()
+        self._check_runs()
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
@@ -164,7 +164,7 @@ class ModelEvaluator(VectorEvaluator):
         """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
         with self._lent():
-            self._score(range(1), self._alone, sums)
+            self._score(range(1), self._loaded_outputs, sums)
         return sums.scores(self._support, bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
@@ -189,7 +189,7 @@ class ModelEvaluator(VectorEvaluator):
     def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
             self._load(state, build, index)
-            self._score(range(index, index + 1), self._alone, sums)
+            self._score(range(index, index + 1), self._loaded_outputs, sums)
 
     def _load(self, state: LentModule, build: Build, index: int) -> None:
         """Write model ``index`` into the module, and restore the module's other state."""
@@ -203,19 +203,19 @@ class ModelEvaluator(VectorEvaluator):
         start = 0
         while start < count:
             rows = range(start, min(start + self.chunk, count))
-            if self._fits(build, rows, sums):
+            if self._try_to_score(build, rows, sums):
                 start = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
                 free_cached(self.device)
                 self.chunk = len(rows) // 2
 
-    def _fits(self, build: Build, rows: range, sums: Sums) -> bool:
+    def _try_to_score(self, build: Build, rows: range, sums: Sums) -> bool:
         """Score the models with the indices ``rows`` into ``sums``. Return False if two or more do not fit into
         memory.
         """
         try:
-            self._score(rows, self._stacked(build, rows), sums)
+            self._score(rows, self._stacked_outputs(build, rows), sums)
         except RuntimeError as error:
             if not is_oom_error(error) or len(rows) == 1:
                 raise
@@ -297,12 +297,12 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
         return self._support
 
-    def _alone(self, x: Any) -> Any:
+    def _loaded_outputs(self, x: Any) -> Any:
         """Return the loaded model's outputs ``[1, B, ...]`` for the inputs ``x``."""
         outputs = self._module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
-    def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
+    def _stacked_outputs(self, build: Build, rows: range) -> Callable[[Any], Any]:
         """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
         module, space = self._module, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
@@ -345,7 +345,7 @@ class ModelEvaluator(VectorEvaluator):
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
-    def _try(self) -> None:
+    def _check_runs(self) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
         try:
             self._try_first()
@@ -379,7 +379,7 @@ class ModelEvaluator(VectorEvaluator):
         shapes: list[Any] = []
 
         def seen(x: Any) -> Any:
-            outputs = self._alone(x)
+            outputs = self._loaded_outputs(x)
             shapes.append(outputs.shape[1:] if isinstance(outputs, Tensor) else None)
             return outputs
 
@@ -392,7 +392,7 @@ class ModelEvaluator(VectorEvaluator):
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:
             with self._context():
-                self._stacked(build, range(1))(x)
+                self._stacked_outputs(build, range(1))(x)
         except Exception as error:
             if is_oom_error(error):
                 raise

@@ -101,7 +101,7 @@ def untrained_models(
     """Return a function that writes the i-th model with random weights into ``out [P]``. None if no layer can be
     drawn.
     """
-    if not (layers := _drawn(module, initial, space)):
+    if not (layers := _drawable_layers(module, initial, space)):
         return None
 
     def build(index: int, out: Tensor) -> None:
@@ -114,7 +114,7 @@ def untrained_models(
     return build
 
 
-def _drawn(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
+def _drawable_layers(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
     """List the layers whose weights can be drawn at random again."""
     frozen, found = {id(each) for each in space.constants(module).values()}, []
     for name, layer in module.named_modules():

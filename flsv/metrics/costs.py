@@ -18,7 +18,7 @@ from flsv.metrics.base import ContributionMetric
 from flsv.privacy import GaussianPrivacy
 
 
-def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
+def _traffic(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
     """Count the numbers (or ``bytes``) that the round's r reached clients sent (``"up"``) or received (``"down"``),
     ``[r]``.
     """
@@ -67,10 +67,10 @@ class CommunicationCost(ContributionMetric):
     #: dropped are included.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
-        "uploaded": partial(_crossed, way="up"),
-        "downloaded": partial(_crossed, way="down"),
-        "uploaded_bytes": partial(_crossed, way="up", bytes=True),
-        "downloaded_bytes": partial(_crossed, way="down", bytes=True),
+        "uploaded": partial(_traffic, way="up"),
+        "downloaded": partial(_traffic, way="down"),
+        "uploaded_bytes": partial(_traffic, way="up", bytes=True),
+        "downloaded_bytes": partial(_traffic, way="down", bytes=True),
     }
     exchanged: Tensor
     seen: Tensor

@@ -85,7 +85,7 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 RECENT = 3
 
 
-def _rolled(stretches: Tensor) -> Tensor:
+def _last_values(stretches: Tensor) -> Tensor:
     """Merge the states ``[W, L, ...]`` of W successive parts of a run, each with the values after its last L rounds:
     return the last L values of the run, with NaN in front if there are fewer."""
     values = stretches.flatten(0, 1)
@@ -269,7 +269,7 @@ class ShadowShapley(MeasuredMetric):
             self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
         self.add_state("starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest)
-        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_rolled)
+        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_last_values)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
@@ -320,12 +320,12 @@ class ShadowShapley(MeasuredMetric):
                 self.outputs = torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
             return
         if isinstance(utility, TrainedGame):
-            self._share_out(masks, utilities, outputs, utility.weights, utility.by)
+            self._compute_values(masks, utilities, outputs, utility.weights, utility.by)
         else:
-            self._share_out(masks, utilities)
+            self._compute_values(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
-    def _share_out(
+    def _compute_values(
         self,
         masks: Tensor,
         utilities: Tensor,
@@ -393,7 +393,7 @@ class ShadowShapley(MeasuredMetric):
         for place, (index, ends, others) in enumerate(zip(self.valued.tolist(), self.ends, utilities.to(self.ends))):
             game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
             own = None if outputs is None else torch.cat([self.outputs[place], outputs[place]])
-            self._share_out(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
+            self._compute_values(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
             self._computed = None
             found[index] = self.compute()
             self.evaluations = self.evaluations + len(masks)

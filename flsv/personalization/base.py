@@ -133,7 +133,7 @@ class UploadKeeper(Personalizer):
         )
         return before
 
-    def judge_all(
+    def collect_values(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``

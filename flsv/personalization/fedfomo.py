@@ -103,7 +103,7 @@ class FedFomo(UploadKeeper):
             return chosen, ask_model_values(client, question, others, round.space.num_parameters)
 
         nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
-        values = self.judge_all(nothing, round, mix, before)
+        values = self.collect_values(nothing, round, mix, before)
         self._affinity = self._affinity.index_add(0, round.client_ids.cpu(), values.nan_to_num(0.0))
         return Personalized(peer_values=values.to(round.client_ids.device))
 

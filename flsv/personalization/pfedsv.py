@@ -85,7 +85,7 @@ def collaborate(
     weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
-        mixed = _on_the_way(models, mixed, evaluate)
+        mixed = _best_on_line(models, mixed, evaluate)
     elif safeguard:
         before, after = evaluate(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
@@ -93,7 +93,7 @@ def collaborate(
     return values
 
 
-def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
+def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
     """Return the model of least validation loss among 11 on the line from the client's own model to the mixture."""
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
     path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
@@ -307,7 +307,7 @@ class PFedSV(UploadKeeper):
 
         nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         self._cohort = cohort
-        return Personalized(peer_values=self.judge_all(nothing, round, download, before))
+        return Personalized(peer_values=self.collect_values(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
         """Return :func:`collaborate` with the arguments bound that clients know from the configuration. These do not

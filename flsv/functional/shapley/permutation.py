@@ -132,14 +132,14 @@ def permutation_shapley(
         return exact_shapley(utility, num_players)
     # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
-    moments, pairs = _walk(run, group, most, generator, truncation)
+    moments, pairs = _sample_orders(run, group, most, generator, truncation)
     stderr = moments.stderr
     if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
     return run.estimate(moments.mean, stderr)
 
 
-def _walk(
+def _sample_orders(
     run: Sampling,
     group: int,
     most: int,

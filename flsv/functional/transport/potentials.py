@@ -78,7 +78,7 @@ def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
     # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
     # alternating updates the two sides' potentials would differ.
-    return _potentials(cost, eps, scaling, _half_way)[0]
+    return _potentials(cost, eps, scaling, _scale_both)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
     # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
     # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
     # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
-    return _potentials(cost, eps, scaling, _over_relaxed)
+    return _potentials(cost, eps, scaling, _scale_in_turn)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
         f, g = (f + _soft_minimum(cost, g, eps)) / 2, (g + _soft_minimum(cost.T, f, eps)) / 2
         torch.sub(g, cost, out=plan).add_(f[:, None]).div_(eps).exp_()
         plan.masked_fill_(plan < NO_MASS, 0.0)
-        u, v, steps, error = (finish if eps == last else _half_way)(plan, left if eps == last else STAGE_ITERATIONS)
+        u, v, steps, error = (finish if eps == last else _scale_both)(plan, left if eps == last else STAGE_ITERATIONS)
         f, g = f + eps * u, g + eps * v
         if eps == last:
             left -= steps
@@ -131,7 +131,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
     return (largest * (f + shift)).to(cost.dtype), (largest * (g - shift)).to(cost.dtype)
 
 
-def _half_way(plan: Tensor, iterations: int) -> Finished:
+def _scale_both(plan: Tensor, iterations: int) -> Finished:
     """Find log factors of rows and columns that give a transport plan uniform marginals, by simultaneous updates of
     both.
     """
@@ -145,7 +145,7 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
     return u.log(), v.log(), steps, error
 
 
-def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
+def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     """Find log factors of rows and columns that give a transport plan uniform marginals, by alternating over-relaxed
     updates.
     """
