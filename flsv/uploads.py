@@ -81,7 +81,9 @@ class Upload(ValidatedArguments, ABC):
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Return the update that is sent instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
+        """Return the update that is sent instead of ``update [P]``. It is a new tensor, or ``update`` itself if
+        unchanged.
+        """
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         """Return the size of the update ``sent [P]`` in transmission. By default ``before``.

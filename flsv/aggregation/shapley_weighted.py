@@ -61,8 +61,11 @@ class ShapleyWeighted(Aggregator):
 
 
 class ShapleySoftmax(Aggregator):
-    """ShapleyFL's baseline FedSV, x + step sum_i s_i d_i (Sun et al., KDD 2023, in their code). Here x is the global
-    model, d_i client i's update and s = softmax(value / temperature) over the round's clients.
+    """Average of the clients' models, weighted by the softmax of their values.
+
+    The next global model is x + step sum_i s_i d_i, as in the baseline FedSV of ShapleyFL's code (Sun et al., KDD
+    2023). Here x is the global model, d_i client i's update and s = softmax(value / temperature) over the round's
+    clients.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.

@@ -104,9 +104,7 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Raise ConfigurationError for a collusion with a personalizer, since all clients must start from the global
-    model.
-    """
+    """Raise ConfigurationError for a collusion with a personalizer. All clients must start from the global model."""
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:
             raise ConfigurationError(

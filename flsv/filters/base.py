@@ -114,7 +114,7 @@ class Cohort:
 
 
 class Notices:
-    """Counter of how many rounds each client had each fault, such as a model that is not finite."""
+    """Counter of the rounds in which a client had a fault. A fault is, for example, a model that is not finite."""
 
     def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._words = words
@@ -122,7 +122,7 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count a round with ``fault`` for each client, and return whether one has it for the first time."""
+        """Count a round with ``fault`` for each client. Return whether a client has the fault for the first time."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
@@ -175,8 +175,9 @@ class UpdateFilter(Component):
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the filtered cohort, which the next filter or, after the last filter, metrics and the aggregator get.
-        Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates."""
+        """Return the filtered cohort. The next filter gets it or, after the last filter, metrics and the aggregator.
+        Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates.
+        """
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.

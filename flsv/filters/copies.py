@@ -46,8 +46,8 @@ was chosen on the benchmark's tuning set, where honest clients' means are below 
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute inner products ``[k, k]`` of the updates' unit vectors minus their mean, from those of the updates. 0 for
-    zero or infinite updates.
+    """Compute inner products ``[k, k]`` of updates scaled to length 1, minus their mean. ``gram`` has the inner
+    products of the updates themselves. 0 for zero or infinite updates.
     """
     gram = gram.double()
     norms = gram.diagonal().clamp_min(0).sqrt()
@@ -59,8 +59,8 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the clients' similarities ``[k, k]`` in one round: cosines of the updates' unit vectors minus their
-    mean.
+    """Compute the clients' similarities ``[k, k]`` in one round. They are cosines of updates scaled to length 1, minus
+    their mean.
     """
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
@@ -69,7 +69,9 @@ def similarities(gram: Tensor) -> Tensor:
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Find the pairs, bool ``[k, k]``, in groups whose members are all similar to each other and to no other client."""
+    """Find pairs of clients in groups of copies, bool ``[k, k]``. A group's members are all similar to each other, by
+    at least ``threshold``, and to no other client.
+    """
     # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
     pairs = (similar >= threshold).fill_diagonal_(False)
     found = torch.zeros_like(pairs)
@@ -81,15 +83,17 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the connected components of at least two clients in the graph ``pairs [n, n]``, ordered by first member."""
+    """Find the connected components of the graph ``pairs [n, n]``. List those of at least two clients, by first
+    member.
+    """
     count, group = connected_components(pairs.cpu().numpy(), directed=False)
     found = [(group == each).nonzero()[0].tolist() for each in range(count)]
     return sorted(rows for rows in found if len(rows) > 1)
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Find the pairs, bool ``[k, k]``, in groups that are more similar to each other than to others, by at least
-    ``gap``. A group has at most half of the clients.
+    """Find pairs of clients in isolated groups, bool ``[k, k]``. A group's members are more similar to each other than
+    to others, by at least ``gap``. A group has at most half of the clients.
     """
     # min s_ij within G - max s_il to clients outside >= gap, for 2 <= |G| <= k / 2. It supplements ALIKE: where data
     # hardly differ, what is left of directions is noise, and even copies are less similar than the threshold. Only a
@@ -242,7 +246,7 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add a round, and return each client's mean similarity to the server's last step so far, ``[n]``."""
+        """Add a round's similarities to the server's last step. Return each client's mean so far, ``[n]``."""
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -259,7 +263,7 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add a round, and return each pair's mean similarity over its common rounds, ``[n, n]``."""
+        """Add a round's similarities of pairs. Return each pair's mean over its common rounds, ``[n, n]``."""
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

@@ -35,15 +35,17 @@ def normalized(reputation: Tensor) -> Tensor:
 
 
 def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
-    """Compute the cosines ``[k]`` of k updates with the aggregate, from their inner ``products`` with it, their
-    ``norms`` and its ``norm``. 0 where a norm is 0.
+    """Compute the cosines ``[k]`` of k updates with the aggregate. ``products`` are their inner products with it,
+    ``norms`` their norms, ``norm`` is its norm. 0 where a norm is 0.
     """
     lengths = norms * norm
     return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
 
 
 def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
-    """Return the reputations ``[k]`` max(alpha r + (1 - alpha) phi, floor), normalized to sum to 1."""
+    """Update the reputations r ``[k]`` by the cosines phi. The result is max(alpha r + (1 - alpha) phi, floor),
+    normalized to sum to 1.
+    """
     # The floor keeps participants from being excluded for good. As in the authors' code all r are 0 before the first
     # round, so that reputations are then phi / sum(phi), whatever the updates' weights in the aggregate.
     memory = 0 if reputation is None else alpha * normalized(reputation)

@@ -42,7 +42,9 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Set an average ``[..., P]`` of rows, in place, to the rows' common value wherever all rows ``[k, P]`` agree."""
+    """Restore exact entries of an average ``[..., P]``, in place. Where all ``rows [k, P]`` are equal, it gets their
+    value.
+    """
     for block, same in common_entries(rows):
         average[..., block] = rows[0, block].where(same, average[..., block])
     return average

@@ -17,8 +17,8 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make state rows ``[k, 2M+1]`` from the first values ``[k, M]``: first value, average started at 0, number of
-    values.
+    """Make clients' state rows ``[k, 2M+1]`` from first values ``[k, M]``. A row has the first value, the average
+    started at 0, and the number of values.
     """
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 

@@ -35,7 +35,9 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
 
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
-    """Find the norms ``[k]`` so large that a float32 sum with them loses the digits of all other updates."""
+    """Find updates that would drown all others in a float32 sum, bool ``[k]``, by their norms ``[k]``. The sum would
+    lose the others' digits.
+    """
     # That is above 1 / eps of float32 times the larger of the model's norm and the median norm.
     norms = norms.double()
     moved = norms[(norms > 0) & norms.isfinite()]

@@ -168,8 +168,8 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the dot product of each update with the validation loss's :meth:`gradient` at the global model,
-        ``[k]``. It is computed once per round.
+        """Compute the validation loss's slopes along the k updates, once per round. They are dot products ``[k]`` with
+        :meth:`gradient` at the global model.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:

@@ -44,9 +44,7 @@ class CoalitionModels:
         self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the clients' weights in K coalitions, float64 ``[K, k]``: those for parameters and those for
-        buffers.
-        """
+        """Return the clients' weights in K coalitions: for parameters and for buffers, float64 ``[K, k]`` each."""
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
         # Column by column: the rounding of sum(-1) depends on the number of rows.

@@ -42,8 +42,8 @@ def copy_module(module: AnyModule) -> AnyModule:
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Make a deep copy of ``value``, and let closures that the ``holders`` store refer to the copies of ``parts``
-    (ids).
+    """Make a deep copy of ``value`` and of closures that the ``holders`` store. The copied closures refer to the copies
+    of ``parts``, a set of ids.
     """
     twins: dict[FunctionType, FunctionType] = {}
     for holder in holders:

@@ -101,7 +101,9 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
 
 
 def _without_rare(found: Tensor) -> Tensor:
-    """Move a client's counts of rare classes ``[1 + K, M]`` into one additional column with their sum."""
+    """Hide a client's counts of rare classes. A column with their sum is added: ``[1 + K, M]`` to
+    ``[1 + K, M + 1]``.
+    """
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
@@ -222,8 +224,8 @@ class ClientJudges(VectorEvaluator):
         return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
 
     def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-        """Let clients predict all coalitions' outputs, by interpolation and by an ensemble, and return the utilities
-        ``[2^n, 2]`` or ``[2^n, 2, M]``.
+        """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
+        ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
         ask = partial(self._predicted, models.to(self._device), trained, weights, shape)

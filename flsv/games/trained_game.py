@@ -76,7 +76,7 @@ class TrainedGame:
         return self._trained.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return coalitions' utilities ``[J]`` or ``[J, M]``, NaN for the full coalition if it is scored later."""
+        """Return coalitions' utilities, ``[J]`` or ``[J, M]``. NaN for the full coalition if it is scored later."""
         if self._trained.before is not None and not self._evaluator.asks_clients:
             before = self._trained.before(self._measure)
             self.outputs = None if self.by is None else _and_nan(before.outputs)

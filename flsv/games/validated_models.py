@@ -93,7 +93,7 @@ class ValidatedModels(VectorEvaluator):
 
     @torch.no_grad()
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
-        """Return the values that the fit's own validation logged after this round, or if it was not complete, validate
+        """Return the values that the fit's own validation logged after this round. If it was not complete, validate
         again.
         """
         trainer: Any = self._trainer

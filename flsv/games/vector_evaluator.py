@@ -80,8 +80,8 @@ class Scores:
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return c models' correct predictions per class ``[c, M]`` and summed losses ``[c]``, without waiting for the
-    GPU.
+    """Count c models' correct predictions per class, ``[c, M]``, and sum their losses, ``[c]``. It does not wait for
+    the GPU.
     """
     return hits_of(logits, y), losses_of(logits, y)
 

@@ -26,7 +26,7 @@ from flsv.utilities.host_copies import on_host
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Merge states ``[W, ...]`` of W successive parts of a run: keep each entry's last value that is not NaN."""
+    """Merge the states ``[W, ...]`` of successive parts of a run. Each entry keeps its last value that is not NaN."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
@@ -188,7 +188,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
 
         def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Merge the rounds of another metric, or of its state, into this metric, as if they came before its own.
+            """Merge the rounds of another metric, or of its state, into this metric. They count as earlier than its
+            own.
 
             Raises:
                 ConfigurationError: the other metric has another size or other settings.

@@ -114,7 +114,7 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
 
 
 def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless each tensor of one row per client has k = len(client_ids) rows."""
+    """Raise ValueError unless each of ``update``'s tensors with one row per client has k = len(client_ids) rows."""
     # Otherwise a single row would be broadcast to all clients.
     for name in BY_CLIENT & arguments.keys():
         value = arguments[name]

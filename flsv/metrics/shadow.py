@@ -43,8 +43,8 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Choose the most accurate design (which coalitions to train) that costs at most ``max_fits`` training runs of the
-    whole federation, with cohorts of ``cohort`` clients.
+    """Choose which coalitions to train: the most accurate design within ``max_fits``. This is a number of training runs
+    of the whole federation, with ``cohort`` clients per round.
     """
 
     def cost(which: Which) -> float:
@@ -86,8 +86,9 @@ RECENT = 3
 
 
 def _last_values(stretches: Tensor) -> Tensor:
-    """Merge the states ``[W, L, ...]`` of W successive parts of a run, each with the values after its last L rounds:
-    return the last L values of the run, with NaN in front if there are fewer."""
+    """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
+    with NaN in front if there are fewer.
+    """
     values = stretches.flatten(0, 1)
     known = values[~values.flatten(1).isnan().all(1)]
     return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
@@ -400,8 +401,8 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
-        """Replace the stored utility and outputs of the full coalition after the last round by those of the run's final
-        model.
+        """Store the final model's utility and outputs as those of the full coalition. They replace those after the last
+        stored round.
 
         Args:
             utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.

@@ -154,8 +154,8 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Request from a client the values of its own and of ``others``' models, by running ``question`` there. Return None
-    if it does not reply.
+    """Request from a client the values of its own model and of ``others``. The client computes them by ``question``.
+    None if it does not reply.
     """
     try:
         values = client.ask(question, others, *args, **kwargs)

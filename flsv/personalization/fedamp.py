@@ -28,7 +28,9 @@ from flsv.utilities.declared import NonNegative, Positive, Share
 
 
 class FedAMP(UploadKeeper):
-    """Personalizer with start points u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j and attention weights
+    """Personalizer that starts each client from an attention-weighted average of all clients' models.
+
+    Client i's start point is u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j with the attention weights
 
         xi_ij = alpha A'(|w_i - w_j|^2),  where A' is the derivative of A(x) = 1 - exp(-x / sigma).
 
@@ -55,7 +57,8 @@ class FedAMP(UploadKeeper):
         self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
-        """Compute the weights of all models for each client, float64 ``[m, m]``, from m clients' parameters ``[m, P]``.
+        """Compute each client's attention weights of all models, float64 ``[m, m]``, from m clients' parameters
+        ``[m, P]``.
 
         Row i has the weights of all models in client i's start point. It sums to 1.
         """

@@ -124,7 +124,9 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """Mix a client's own and the downloaded models at the client, store the result, and return the signed weights."""
+    """Mix a client's own and the downloaded models, at the client. Store the mixture there, and return the signed
+    weights.
+    """
     assert local.model is not None
     assert local.start is not None
     start = local.start

@@ -58,8 +58,8 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """Mix a client's own and the downloaded models by their Shapley values at the client, store the result, and return
-    the values.
+    """Mix a client's own and the downloaded models by their Shapley values, at the client. Store the mixture there, and
+    return the values.
     """
     assert local.model is not None
     base, joins = local.model, game == "joining"
@@ -94,7 +94,9 @@ def collaborate(
 
 
 def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """Return the model of least validation loss among 11 on the line from the client's own model to the mixture."""
+    """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
+    mixture.
+    """
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
     path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
     # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.

@@ -96,8 +96,9 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients: by default,
-        if they are fewer than the sampler's ``cohort_size``."""
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By default
+        this is so if they are fewer than the sampler's ``cohort_size``.
+        """
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "

@@ -103,8 +103,8 @@ class BernoulliSampler(ClientSampler):
 
 
 def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Tabulate probabilities ``[n + 1][count + 1]``: entry [i][c] is that of drawing at least c of the clients i, ...,
-    n - 1.
+    """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
+    of the clients i, ..., n - 1.
     """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):

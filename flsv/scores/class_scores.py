@@ -124,7 +124,7 @@ class ClassScores(Metric):
         return self._from_host()[0]
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores by name and the number of classes that occur, with a single copy to the CPU."""
+        """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
         ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0

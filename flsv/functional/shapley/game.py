@@ -121,7 +121,9 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations that the first 1, 2, ..., G groups of coalitions ``[G, K, n]`` need, ``[G]``."""
+        """Count the new evaluations that groups of coalitions ``[G, K, n]`` need. Entry g of ``[G]`` is for the first g
+        + 1 groups.
+        """
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
@@ -166,7 +168,7 @@ MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
 
 
 class Sampling(MemoizedGame):
-    """A memoized game with the budget of one call of a sampled estimator, by default 50 n distinct evaluations."""
+    """A memoized game with a budget, for one call of a sampled estimator. The default is 50 n distinct evaluations."""
 
     # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
     # the players' numbering.
@@ -194,7 +196,5 @@ class Sampling(MemoizedGame):
         return self.budget - self.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Return for how many of the groups of coalitions ``[G, K, n]``, taken in order, the rest of the budget
-        suffices.
-        """
+        """Return how many groups of coalitions ``[G, K, n]`` the remaining budget covers. Groups are taken in order."""
         return int((self.cost(groups) <= self.left).sum())

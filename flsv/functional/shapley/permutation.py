@@ -17,13 +17,17 @@ def random_permutations(count: int, num_players: int, generator: Generator | Non
 
 
 def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``, uniform among those of a size."""
+    """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``. All coalitions of a size are equally
+    likely.
+    """
     ranks = random_permutations(len(sizes), num_players, generator).argsort(dim=1)
     return ranks < sizes[:, None]
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the coalitions of the first 1, 2, ..., n - 1 players of each order, bool ``[P, n-1, n]``."""
+    """List the proper prefixes of each order as coalitions, bool ``[P, n-1, n]``: its first 1, 2, ..., n - 1
+    players.
+    """
     ranks = permutations.argsort(dim=1)
     return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
 

@@ -64,8 +64,8 @@ def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
 
 
 def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Compute the coefficients ``[K, T]`` by which the Gaussian process predicts the outputs of coalitions ``masks``
-    from those of ``trained`` coalitions. Rows sum to 1.
+    """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
+    of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
     """
     points, at = coalition_shares(trained, weights), coalition_shares(masks, weights)
     inverse = torch.linalg.inv(_kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64))
@@ -79,8 +79,8 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
-    """Center logits ``[T, V, ..., M]`` of T models, and bound a model's mean norm by 1.5 times the median of
-    ``singles``.
+    """Center logits ``[T, V, ..., M]`` of T models, and scale large ones down. A model's mean norm gets at most 1.5
+    times the median of the models that the mask ``singles`` selects.
     """
     # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
     # interpolation.

@@ -23,18 +23,20 @@ broadcast."""
 
 
 def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel j = |S n T| between coalitions S and T, for additive games. s is |S|, t is |T|."""
+    """Return the kernel j between coalitions S and T, for additive games. j is |S n T|, s is |S|, t is |T|."""
     return j + 0 * s
 
 
 def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel j (j - 1) / 2 with j = |S n T|, for games with interactions of two players."""
+    """Return the kernel j (j - 1) / 2 between coalitions S and T. It is for games with interactions of two players. j
+    is |S n T|, s is |S|, t is |T|.
+    """
     return j * (j - 1) / 2 + 0 * s
 
 
 def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel j / (s t) with j = |S n T|, s = |S| and t = |T|, for games that are linear in the average
-    update. 0 if a coalition is empty.
+    """Return the kernel j / (s t) between coalitions S and T, or 0 if one is empty. It is for games that are linear in
+    the average update. j is |S n T|, s is |S|, t is |T|.
     """
     return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
 
@@ -58,7 +60,7 @@ def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
-    """Compute exact Shapley values ``[B, n]`` of B games S -> k(S, T), one for each coalition T in
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T). There is one game for each T in
     ``coalitions [B, n]``.
     """
     # k depends only on j = |S n T|, s and t, so that all members of T have one value, and all others one. A player's
@@ -84,7 +86,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
-    """Compute the hypergeometric probabilities ``[population + 1, most + 1]``: row d, column h has that of h ``marked``
+    """Compute hypergeometric probabilities ``[population + 1, most + 1]``. Entry (d, h) is that of h ``marked``
     elements among d drawn ones.
     """
     drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
@@ -249,8 +251,8 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 def adjusted_values(
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]], play: MemoizedGame, sample: PairedSample
 ) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors ``[n, M]``: those of a fitted surrogate, corrected by its
-    residuals.
+    """Compute Shapley values and standard errors ``[n, M]``. The values are those of a fitted surrogate, corrected by
+    its residuals.
     """
     # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],

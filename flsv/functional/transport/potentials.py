@@ -132,8 +132,8 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
 
 
 def _scale_both(plan: Tensor, iterations: int) -> Finished:
-    """Find log factors of rows and columns that give a transport plan uniform marginals, by simultaneous updates of
-    both.
+    """Scale a transport plan to uniform marginals, by simultaneous updates of both sides. Return the log factors of
+    rows and columns, the number of steps and the error.
     """
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
@@ -146,8 +146,8 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
 
 
 def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
-    """Find log factors of rows and columns that give a transport plan uniform marginals, by alternating over-relaxed
-    updates.
+    """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
+    :func:`_scale_both`.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0

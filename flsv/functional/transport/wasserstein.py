@@ -75,8 +75,8 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan ``[m, m2]`` between equally weighted points, and the distance W_p, from the
-    points' squared distances.
+    """Compute an optimal transport plan ``[m, m2]`` and the distance W_p. The points have equal weights and the
+    ``squared`` distances.
     """
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
@@ -141,15 +141,17 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan ``[m, m2]`` between two sets of equally weighted points, and the distance
-    W_p.
+    """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
+    weights.
     """
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
 def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
-    """Move S = ``support`` equally weighted points between those of ``x`` and their partners in ``x2`` (eq. 6)."""
+    """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``support``
+    points.
+    """
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
     if support == len(x):

@@ -111,8 +111,9 @@ class MovingAverage(Fold):
         metric.stderr = latest(torch.stack([metric.stderr, now]))
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors that enter the average: here those of the round's estimate, in
-        :class:`SurrogateAverage` the normalized ones."""
+        """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in
+        :class:`SurrogateAverage` the normalized ones.
+        """
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:

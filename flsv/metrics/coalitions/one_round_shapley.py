@@ -182,7 +182,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """Make the coalition game of a whole run: that of one round in which n clients send ``updates [n, P]`` from
+    """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
     ``start [P]``.
     """
     assert round.games is not None
