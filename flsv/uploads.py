@@ -70,8 +70,8 @@ class Upload(ValidatedArguments, ABC):
     is called at the client, one after the other.
 
     Attributes:
-        reference: the model that is subtracted from the trained model to get the update: the client's ``"start"``
-            point, or the ``"global"`` model, which all clients know.
+        reference: the model that is subtracted from the trained model to get the update: ``"start"``, the one from
+            which the client started, or ``"global"``, the global model, which all clients know.
     """
 
     reference: Literal["start", "global"] = "start"
@@ -137,7 +137,7 @@ def upload(
     Args:
         uploads: the transformations of the client's update, in this order.
         vector: the trained model ``[P]``. It is returned itself if no transformation changes the update.
-        start: the client's start point ``[P]``.
+        start: the model ``[P]`` from which the client started.
         global_vector: the global model ``[P]`` at the start of the round.
         context: the client and the round.
 

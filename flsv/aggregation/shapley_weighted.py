@@ -76,13 +76,13 @@ class ShapleySoftmax(Aggregator):
     Args:
         metric: the name of one of the loop's metrics with one value per client, ``[n]``. A client that never took part
             gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
-        step: total weight of the clients, in (0, 1]; the global model x has the rest.
+        step: total weight of the clients, in (0, 1]. The global model x has the rest.
         temperature: divisor of the values, above 0.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: the step is outside (0, 1], or the temperature is not above 0; before training: the metric
-            is updated after the aggregation.
+        ConfigurationError: the step is outside (0, 1], or the temperature is not above 0, or before training: the
+            metric is updated after the aggregation.
 
     Example:
         >>> ShapleySoftmax(step=1.0)

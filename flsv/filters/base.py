@@ -30,7 +30,8 @@ class Cohort:
         round_index: the round, from 0.
         updates: the messages with the clients' updates, one per client.
         matrix: the clients' models ``[k, P]``.
-        starts: each client's start point ``[P]``. None for a client whose start point the server does not know.
+        starts: the model ``[P]`` from which each client started training (start point). None if the server does not
+            know it.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
         num_parameters: number of leading entries of a model that are parameters. The rest are buffers.
         model: the global model ``[P]`` at the start of the round. None if it is not known.

@@ -141,7 +141,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Compute the scores of ``count`` models, of which one or one chunk is in memory.
+        """Compute the scores of ``count`` models. One model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the

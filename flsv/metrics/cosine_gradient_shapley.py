@@ -28,7 +28,7 @@ def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsil
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations. They tell how well the direction of a client's updates agrees with that of all.
+    r"""CGSV's reputations. They measure how well the direction of a client's updates agrees with the aggregate's.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),

@@ -166,8 +166,8 @@ class ShadowShapley(MeasuredMetric):
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
-            before training, a setting with which coalitions cannot be trained: personalizers, colluders, privacy noise;
+        ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,
+            or in a loop, before training: coalitions cannot be trained with a personalizer, colluders, privacy noise,
             or a part of the module that stays at the clients (``share``), if it is used in the server's scores, or at
             sites. With ``judges="clients"`` each client scores with its own part of the coalition's run, the initial
             one if it is no member.
@@ -231,7 +231,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def pending(self) -> str | None:
-        """Message that there are no values before the coalitions are trained after the run; None otherwise."""
+        """Message that there are no values before the coalitions are trained after the run. None otherwise."""
         return self._pending
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
@@ -240,7 +240,7 @@ class ShadowShapley(MeasuredMetric):
         It is called before the first round. Nothing is stored if clients score the models.
 
         Args:
-            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``; None: there are no such models.
+            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``. None: there are no such models.
         """
         if self.judges == "server":  # clients would be asked to judge these models, too
             self._build = build
@@ -289,12 +289,12 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects.
 
-        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`; only the
+        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`. Only the
         utilities of the empty and the full coalition are stored.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one; only these two if
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. Only these two if
                 coalitions are trained after the run.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
@@ -381,12 +381,12 @@ class ShadowShapley(MeasuredMetric):
             masks: bool ``[K, n]``, the empty and the full coalition first.
             utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
                 rounds for which ``update`` has stored utilities.
-            outputs: ``[R, K - 2, V, ...]``, their models' outputs; None: they are not known.
+            outputs: ``[R, K - 2, V, ...]``, their models' outputs. None: they are not known.
             weights: ``[n]``, the clients' weights in the federation's average.
             by: the score of predicted outputs.
 
         Returns:
-            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result;
+            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result.
             ``compute`` returns the last of them from now on.
         """
         self._pending = None
@@ -406,7 +406,7 @@ class ShadowShapley(MeasuredMetric):
 
         Args:
             utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
-            outputs: ``[V, ...]``, its outputs; None: they are not known.
+            outputs: ``[V, ...]``, its outputs. None: they are not known.
         """
         self.ends = self.ends.clone()
         self.ends[-1, 1] = utility.to(self.ends).reshape(-1)

@@ -40,9 +40,10 @@ class Personalized:
 class Personalizer(Strategy):
     """Base class of personalizers, which choose each client's start point.
 
-    A start point is either computed at the server by :meth:`personalize`, which is called at the end of each round, and
-    sent to the client, or the client itself stores it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A
-    client that has neither starts from the global model.
+    A start point is the model from which a client trains in a round. It is either computed at the server by
+    :meth:`personalize`, which is called at the end of each round, and sent to the client, or the client itself stores
+    it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A client that has neither starts from the global
+    model.
 
     Attributes:
         gives_peer_values: whether :meth:`personalize` returns ``peer_values``.
@@ -137,7 +138,7 @@ class UploadKeeper(Personalizer):
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
-        requests these from one client. If it does not reply, its stored model is the one in ``before`` again.
+        requests these values from one client. If it does not reply, its stored model is the one in ``before`` again.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
