@@ -17,7 +17,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute the factors ``[k]`` in (0, 1] that bound lengths ``[k]`` by ``cap`` times their median."""
+    """Compute factors ``[k]`` in (0, 1] that shorten k updates to ``cap`` times their median norm, where they are
+    longer.
+    """
     # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
     # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
     # move at will.

@@ -134,7 +134,7 @@ def wants_probabilities(metric: Metric) -> bool:
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Return whether a metric's value changes if two classes swap their numbers.
+    """Return whether a metric's value changes if the classes 0 and 1 are exchanged.
 
     Example:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
@@ -150,7 +150,7 @@ def beyond_probabilities(outputs: Any) -> bool:
 
 
 def _kind(metric: Metric) -> str | None:
-    """Return "Binary", "Multilabel", "Multiclass" or "Classes" (a :class:`ClassScore`), or None."""
+    """Return a metric's kind: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
     if not type(metric).__module__.startswith(_CLASSES):

@@ -42,7 +42,7 @@ class OutputScore:
 
     @staticmethod
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
-        """Make the score of an evaluator's outputs, or None if it keeps none."""
+        """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
             return OutputScore(lambda outputs: outputs, True, evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:

@@ -53,7 +53,7 @@ class BernoulliSampler(ClientSampler):
         self.min_cohort = min_cohort
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """Compute the probability of each client's coin, ``[n]``."""
+        """Compute each client's probability to be drawn by one coin flip, ``[n]``."""
         if self.members is None:
             return torch.full((num_clients,), self.expected_cohort / num_clients)
         coin = min(1.0, self.expected_cohort / len(self.members))

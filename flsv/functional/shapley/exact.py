@@ -30,7 +30,7 @@ def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) ->
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
-    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
+    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
     # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
     num_players = len(table).bit_length() - 1

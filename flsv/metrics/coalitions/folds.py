@@ -228,7 +228,9 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated."""
+        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated (not
+        evaluated).
+        """
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property
