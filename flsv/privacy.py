@@ -81,7 +81,9 @@ _BITS = 53
 
 
 def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
-    """Add normal noise of deviation ``scale`` to a vector, in place. A key is for one vector only."""
+    """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise follows from ``key``, which
+    must be used once only.
+    """
     # torch's generators use 32 bits of their seed on the CPU, so that an attacker can try all streams, and compute
     # the rest of one seen where the update is 0. Here SHAKE-256 (FIPS 202) of the key gives the bits. Sums of rounded
     # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
@@ -92,7 +94,7 @@ def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
 
 
 def _normal(count: int, key: bytes) -> Tensor:
-    """Return independent standard normal numbers, float64 ``[count]``, that follow from a key."""
+    """Return independent standard normal numbers, float64 ``[count]``, that are determined by a secret key."""
     pairs = (count + 1) // 2
     bits = torch.frombuffer(bytearray(shake_256(key).digest(16 * pairs)), dtype=torch.int64)
     uniform = ((bits & (2**_BITS - 1)).double() + 0.5) * 2.0**-_BITS  # in (0, 1]
@@ -101,7 +103,7 @@ def _normal(count: int, key: bytes) -> Tensor:
 
 
 class GaussianPrivacy(Upload):
-    r"""Upload that clips a client's update and adds Gaussian noise to it.
+    r"""Upload transformation that clips a client's update and adds Gaussian noise to it.
 
     .. math::
         \tilde d = d \min(1, C / \lVert d \rVert_2) + \mathcal N(0, (\sigma C)^2 I)
@@ -117,15 +119,16 @@ class GaussianPrivacy(Upload):
 
     **What leaves a client.** The noised update, and what follows from it and from public settings: the number of
     samples, the number of steps that they take, and the update's size. A client has no training loss for the server. If
-    its training fails or its model is not finite, its update is 0 before noise is added, which nobody can tell from
-    another update. Parts that let clients tell more are refused: strategies that ask clients or let them report, and
-    metrics that read a loss, a report or an answer. Personalizers whose clients send nothing are refused, too.
+    its training fails or its model is not finite, its update is 0 before noise is added, and looks like any other
+    update. Components by which clients would send more are refused: strategies that request scores or reports from
+    clients, and metrics that read a loss, a report or a reply. Personalizers whose clients send nothing are refused,
+    too.
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
     (:mod:`flsv.privacy`). The generator's key is a hash of the site's secret, the server's whole message,
     the site's stored state and the update itself. Two different updates never have the same noise, and an update that
-    is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the answers. Epsilon
+    is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the replies. Epsilon
     then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
@@ -192,7 +195,7 @@ class GaussianPrivacy(Upload):
         """Clip an update, add noise to it, and return the result as a new tensor.
 
         Args:
-            update: the client's vector minus a vector that everybody knows, floating-point ``[P]``, on any device.
+            update: the client's model minus a model that all clients know, floating-point ``[P]``, on any device.
             generator: the noise's generator of random numbers, on the CPU.
         """
         protected = self._clipped(update)
@@ -212,7 +215,7 @@ class GaussianPrivacy(Upload):
         return clipped
 
     def epsilon(self, rounds: int) -> float:
-        """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""
+        """Compute the privacy loss epsilon of a client that has taken part in ``rounds`` rounds."""
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta)
 
     def affordable_rounds(self) -> int | None:
@@ -248,7 +251,7 @@ def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> No
 
     Args:
         privacy: the run's privacy mechanism. None if there is none.
-        metrics: names of the metrics that are computed from uploads.
+        metrics: names of the metrics that are computed from clients' updates.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:
         return

@@ -1,4 +1,4 @@
-"""Uploads: changes that a client makes to its update before it sends it. Attacks and privacy are uploads, too.
+"""Upload transformations: changes that a client makes to its update before it sends it. Attacks and privacy are such.
 
 **Compression with error feedback** (Seide et al., Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD
 and other Gradient Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d the error e, the sum of
@@ -34,7 +34,7 @@ __all__ = ["Compression", "TopK", "Upload", "UploadContext", "check_order", "san
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Client, round and stored state in which an upload works.
+    """Context of an upload transformation: the client, the round, and the state that the client stores.
 
     Args:
         client: the client's id.
@@ -42,8 +42,8 @@ class UploadContext:
         num_parameters: number of leading entries of the update that are parameters. The rest are buffers.
         round_index: the round, from 0.
         seed: the run's seed.
-        state: tensors by name that the client keeps between rounds. Uploads may change them.
-        position: index of the upload in the loop's list of uploads.
+        state: tensors by name that the client keeps between rounds. Upload transformations may change them.
+        position: index of the transformation in the loop's list ``uploads``.
         start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training. None if it is not known.
         secret: key of the noise that protects the client, which only the client knows. Every message of the server and
@@ -64,13 +64,14 @@ class UploadContext:
 
 
 class Upload(ValidatedArguments, ABC):
-    """Base class of changes to an update before it is sent. They are attacks, noise and compression.
+    """Base class of upload transformations, which change a client's update before it is sent.
 
-    After a client's training, :meth:`apply` of each of the loop's uploads is called at the client, one after the other.
+    They are attacks, noise and compression. After a client's training, :meth:`apply` of each of the loop's ``uploads``
+    is called at the client, one after the other.
 
     Attributes:
-        reference: the model that is subtracted from the trained model to get the update: the client's ``"start"``
-            point, or the ``"global"`` model, which all clients know.
+        reference: the model that is subtracted from the trained model to get the update: ``"start"``, the one from
+            which the client started, or ``"global"``, the global model, which all clients know.
     """
 
     reference: Literal["start", "global"] = "start"
@@ -80,13 +81,15 @@ class Upload(ValidatedArguments, ABC):
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Return the update that is sent instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
+        """Return the update that is sent instead of ``update [P]``. It is a new tensor, or ``update`` itself if
+        unchanged.
+        """
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         """Return the size of the update ``sent [P]`` in transmission. By default ``before``.
 
         Args:
-            before: the update's size before this upload.
+            before: the update's size before this transformation.
             sent: the result of :meth:`apply`.
             context: the client and the round.
         """
@@ -104,7 +107,7 @@ class Upload(ValidatedArguments, ABC):
         return value
 
     def check(self, space: ParameterSpace) -> None:
-        """Check, before training, that the upload works with the vectors of the module, which ``space`` describes.
+        """Check, before training, that the transformation works with the module's vectors, which ``space`` describes.
 
         Raises:
             ConfigurationError: it does not, for example because noise would be added to BatchNorm's statistics.
@@ -129,12 +132,12 @@ def check_order(uploads: Sequence[Upload]) -> None:
 def upload(
     uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, context: UploadContext
 ) -> tuple[Tensor, Traffic]:
-    """Compute the model that a client sends, after all uploads.
+    """Apply all upload transformations to the model that a client has trained.
 
     Args:
-        uploads: the changes to the client's update, in this order.
-        vector: the trained model ``[P]``. It is returned itself if no upload changes the update.
-        start: the client's start point ``[P]``.
+        uploads: the transformations of the client's update, in this order.
+        vector: the trained model ``[P]``. It is returned itself if no transformation changes the update.
+        start: the model ``[P]`` from which the client started.
         global_vector: the global model ``[P]`` at the start of the round.
         context: the client and the round.
 
@@ -157,7 +160,7 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """Return the number that a client reports, after all uploads' :meth:`Upload.tell`.
+    """Return the number that a client reports instead of ``value``, by :meth:`Upload.tell` of all ``uploads``.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

@@ -18,7 +18,7 @@ from flsv.utilities.declared import Count
 
 
 class Bucketing(Aggregator):
-    """Aggregator that combines the means of random buckets by another one.
+    """Aggregator that averages clients in random buckets and combines the means by another aggregator.
 
     Means of several honest clients with different data differ less than the single updates, so that robust rules do not
     mistake these clients for attackers. The last bucket may be smaller. Members of a bucket have equal weights in its

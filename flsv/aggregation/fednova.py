@@ -6,8 +6,8 @@ equations 4 to 6 and section 4.
 Differences from the paper:
 
 - p_i is the client's share of the *cohort's* samples, as in FedAvg here.
-- tau_eff is the paper's default, sum_i p_i |a_i|; its other choices are a factor on ``FedNova(server_lr=...)``.
-- Local solvers are SGD with and without momentum; the paper's proximal solver is not supported.
+- tau_eff is the paper's default, sum_i p_i |a_i|. Its other choices are a factor on ``FedNova(server_lr=...)``.
+- Local solvers are SGD with and without momentum. The paper's proximal solver is not supported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedOpt: the step of a round as a gradient for an optimizer at the server, and FedAvgM, FedAdam and FedYogi."""
+"""FedOpt: aggregators in which an optimizer at the server takes each round's step. FedAvgM, FedAdam and FedYogi."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ServerOptimizer(FedAvg):
     With Delta that update, the optimizer gets the gradient -Delta at the global model (Reddi et al., "Adaptive
     Federated Optimization", ICLR 2021, Algorithm 1). Buffers have no gradient, and are averaged.
 
-    The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
+    The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is bitwise identical. The
     optimizer's learning rate takes the place of ``server_lr``. The clients' updates, which metrics read, are the same
     as with FedAvg. The round's ``server_vector`` and ``server_update`` include the optimizer's step.
 
@@ -172,7 +172,7 @@ class FedYogi(FedAdam):
 
 
 class AdaptiveServer(Optimizer):
-    """Optimizer of Reddi et al., Algorithm 2, for the server's steps."""
+    """Adam or Yogi (``rule``) for the server's steps, by Reddi et al., Algorithm 2."""
 
     # Unlike torch.optim.Adam it has no bias correction, and v starts at tau^2. The paper's FedAdagrad is
     # torch.optim.Adagrad(initial_accumulator_value=tau**2, eps=tau) in a ServerOptimizer.
@@ -190,7 +190,7 @@ class AdaptiveServer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take the server's step of one round."""
+        """Take the server's step of one round, along the gradients of the parameters."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None:

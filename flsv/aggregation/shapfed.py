@@ -66,7 +66,7 @@ class ShapFedWA(Aggregator):
         return torch.where(total > 0, gamma / total, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """Return gamma ``[k]``, the clients' contributions after earlier rounds."""
+        """Return gamma ``[k]``, the contributions of the round's clients by earlier rounds, in [0, 1]."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

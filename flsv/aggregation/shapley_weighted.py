@@ -61,8 +61,11 @@ class ShapleyWeighted(Aggregator):
 
 
 class ShapleySoftmax(Aggregator):
-    """ShapleyFL's baseline FedSV, x + step sum_i s_i d_i (Sun et al., KDD 2023, in their code). Here x is the global
-    model, d_i client i's update and s = softmax(value / temperature) over the round's clients.
+    """Average of the clients' models, weighted by the softmax of their values.
+
+    The next global model is x + step sum_i s_i d_i, as in the baseline FedSV of ShapleyFL's code (Sun et al., KDD
+    2023). Here x is the global model, d_i client i's update and s = softmax(value / temperature) over the round's
+    clients.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.
@@ -73,13 +76,13 @@ class ShapleySoftmax(Aggregator):
     Args:
         metric: the name of one of the loop's metrics with one value per client, ``[n]``. A client that never took part
             gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
-        step: total weight of the clients, in (0, 1]; the global model x has the rest.
+        step: total weight of the clients, in (0, 1]. The global model x has the rest.
         temperature: divisor of the values, above 0.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: the step is outside (0, 1], or the temperature is not above 0; before training: the metric
-            is updated after the aggregation.
+        ConfigurationError: the step is outside (0, 1], or the temperature is not above 0, or before training: the
+            metric is updated after the aggregation.
 
     Example:
         >>> ShapleySoftmax(step=1.0)

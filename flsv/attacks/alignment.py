@@ -19,8 +19,8 @@ class Alignment(Attack):
     """Attack that turns the update towards the server's last step and keeps its length.
 
     The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is the
-    client's start point minus its start point of the last round in which it took part. In its first round, or if the
-    start point has not changed, the client sends d. Start points are stored between rounds: P numbers per client.
+    model from which the client starts minus the one from which it started in its last round. In its first round, or if
+    g is zero, the client sends d. This model is stored between rounds: P numbers per client.
 
     Args:
         mix: weight of the server's step, in (0, 1]. With 1 the direction is that of the server's step only.

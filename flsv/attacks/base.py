@@ -46,11 +46,11 @@ class Attack(ClientChoice, Upload):
         """Compute the update ``[P]`` that the client sends instead of ``update``.
 
         Args:
-            update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device.
+            update: the client's parameters after training minus those before, floating-point ``[P]``, on any device.
                 Not to be changed in place. Buffers are not included: a flipped or scaled running variance would turn
                 negative and the model's outputs NaN, which is a different attack.
-            context: the client and the round, with the client's start point (``start``) and the tensors that it keeps
-                between rounds (``state``).
+            context: the client and the round, with the client's model before training (``start``) and the tensors that
+                it keeps between rounds (``state``).
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 

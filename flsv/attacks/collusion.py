@@ -22,10 +22,10 @@ class Collusion(ClientChoice, Upload):
     """Base class of attacks by several clients together. :meth:`collude`, which subclasses override, computes the
     updates that they send, after the whole cohort has trained.
 
-    Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's uploads,
-    and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one process, or
-    ranks), and all clients must start from the global model. So a collusion is refused with clients at sites or a
-    personalizer.
+    Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's upload
+    transformations, and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one
+    process, or ranks), and all clients must start from the global model. So a collusion is refused with clients at
+    sites or a personalizer.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
@@ -78,7 +78,7 @@ class Collusion(ClientChoice, Upload):
 
         Args:
             cohort: the ids of the round's k clients.
-            updates: the clients' updates ``[k, P]``, after all other uploads.
+            updates: the clients' updates ``[k, P]``, after all other upload transformations.
             num_clients: number of clients of the federation.
             round_index: the round, from 0.
 
@@ -104,7 +104,7 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Refuse a collusion beside a personalizer, since all clients must start from the global model."""
+    """Raise ConfigurationError for a collusion with a personalizer. All clients must start from the global model."""
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:
             raise ConfigurationError(
@@ -114,10 +114,10 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
 
 
 class InnerProductManipulation(Collusion):
-    """Collusion in which all colluders send the opposite of the mean update that they know.
+    """Collusion in which all colluders send the mean of the updates that they know, reversed.
 
-    Its length is c median |d|, since servers compare lengths with that median (after Xie, Koyejo and Gupta, "Fall of
-    Empires", UAI 2019, section 4).
+    Its length is c times the median length of these updates, since servers compare lengths with that median (after Xie,
+    Koyejo and Gupta, "Fall of Empires", UAI 2019, section 4).
 
     With equal weights and m colluders in a cohort of k, the model moves backwards as soon as c m > (k - m) |mean| /
     median |d|: two of eight clients need c = 3 at most. A metric of agreement with the aggregate then gives positive

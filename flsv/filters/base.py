@@ -24,13 +24,14 @@ from flsv.utilities.host_copies import to_host
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of a round's k clients, as filters get them.
+    """Updates of a round's k clients, with all that filters read or change.
 
     Args:
         round_index: the round, from 0.
-        updates: the clients' messages, one per client.
+        updates: the messages with the clients' updates, one per client.
         matrix: the clients' models ``[k, P]``.
-        starts: each client's start point ``[P]``. None for a client whose start point the server does not know.
+        starts: the model ``[P]`` from which each client started training (start point). None if the server does not
+            know it.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
         num_parameters: number of leading entries of a model that are parameters. The rest are buffers.
         model: the global model ``[P]`` at the start of the round. None if it is not known.
@@ -114,7 +115,7 @@ class Cohort:
 
 
 class Notices:
-    """Counter of the rounds in which each client had each fault."""
+    """Counter of the rounds in which a client had a fault. A fault is, for example, a model that is not finite."""
 
     def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._words = words
@@ -122,7 +123,7 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count a round with ``fault`` for each client, and return whether one has it for the first time."""
+        """Count a round with ``fault`` for each client. Return whether a client has the fault for the first time."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
@@ -149,7 +150,7 @@ class Notices:
 
 
 class UpdateFilter(Component):
-    """Base class of filters, which change, drop or doubt received updates.
+    """Base class of filters, which change, drop or flag received updates.
 
     In every round the server passes the received updates through the loop's filters, one after the other, by calling
     :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.
@@ -175,8 +176,9 @@ class UpdateFilter(Component):
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the filtered cohort, which the next filter or, after the last filter, metrics and the aggregator get.
-        Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates."""
+        """Return the filtered cohort. The next filter gets it or, after the last filter, metrics and the aggregator.
+        Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates.
+        """
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.

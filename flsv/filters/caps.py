@@ -17,7 +17,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute the factors ``[k]`` in (0, 1] that bound lengths ``[k]`` by ``cap`` times their median."""
+    """Compute factors ``[k]`` in (0, 1] that shorten k updates to ``cap`` times their median norm, where they are
+    longer.
+    """
     # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
     # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
     # move at will.
@@ -38,7 +40,9 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
 
 
 def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
-    """Multiply the updates of models ``[k, P]`` from their start by factors ``[k]``. Buffers after ``end`` stay."""
+    """Multiply the updates (``rows [k, P]`` minus ``start``) by ``factors [k]``, and return the models. Entries from
+    ``end`` on (buffers) stay.
+    """
     changed = (factors != 1).nonzero().flatten().tolist()
     if not changed:
         return rows
@@ -52,8 +56,8 @@ def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Ten
 class NormCap(UpdateFilter):
     """Filter that shortens updates longer than a bound and keeps their direction.
 
-    The filter limits the influence of a client that multiplies its update, see :mod:`flsv.filters.caps`. It
-    cannot be combined with a personalizer, or with a metric for which clients evaluate models on their own samples.
+    The filter limits the influence of a client that multiplies its update. It cannot be combined with a personalizer,
+    or with a metric for which clients evaluate models on their own samples.
 
     Args:
         cap: the greatest length of an update, as a multiple of the median length in the cohort.
@@ -91,7 +95,7 @@ class NormCap(UpdateFilter):
 
 
 class SampleCap(UpdateFilter):
-    """Filter that caps the numbers of samples that clients report, see :mod:`flsv.filters.caps`.
+    """Filter that caps the numbers of samples that clients report, which the server cannot check.
 
     Args:
         cap: the greatest number of samples, as a multiple of the cohort's median number. The product is rounded up to

@@ -46,7 +46,9 @@ was chosen on the benchmark's tuning set, where honest clients' means are below 
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute products e_i . e_j ``[k, k]`` from those of the updates. 0 for zero or infinite updates."""
+    """Compute inner products ``[k, k]`` of updates scaled to length 1, minus their mean. ``gram`` has the inner
+    products of the updates themselves. 0 for zero or infinite updates.
+    """
     gram = gram.double()
     norms = gram.diagonal().clamp_min(0).sqrt()
     here = (norms > 0) & norms.isfinite()
@@ -57,7 +59,9 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the clients' similarities ``[k, k]`` in one round, cosines of their e_i."""
+    """Compute the clients' similarities ``[k, k]`` in one round. They are cosines of updates scaled to length 1, minus
+    their mean.
+    """
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
     known = torch.outer(lengths, lengths) > 1e-12
@@ -65,7 +69,9 @@ def similarities(gram: Tensor) -> Tensor:
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Find pairs ``[k, k]`` in groups whose members are all similar to each other, and to no other client."""
+    """Find pairs of clients in groups of copies, bool ``[k, k]``. A group's members are all similar to each other, by
+    at least ``threshold``, and to no other client.
+    """
     # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
     pairs = (similar >= threshold).fill_diagonal_(False)
     found = torch.zeros_like(pairs)
@@ -77,14 +83,18 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the connected components of two or more clients of a graph ``[n, n]``, ordered by first member."""
+    """Find the connected components of the graph ``pairs [n, n]``. List those of at least two clients, by first
+    member.
+    """
     count, group = connected_components(pairs.cpu().numpy(), directed=False)
     found = [(group == each).nonzero()[0].tolist() for each in range(count)]
     return sorted(rows for rows in found if len(rows) > 1)
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Find pairs ``[k, k]`` in groups of at most half of the clients that a gap isolates from all others."""
+    """Find pairs of clients in isolated groups, bool ``[k, k]``. A group's members are more similar to each other than
+    to others, by at least ``gap``. A group has at most half of the clients.
+    """
     # min s_ij within G - max s_il to clients outside >= gap, for 2 <= |G| <= k / 2. It supplements ALIKE: where data
     # hardly differ, what is left of directions is noise, and even copies are less similar than the threshold. Only a
     # pair's first three rounds count: later, updates differ by noise only, and wrong labels in common make clients
@@ -110,7 +120,7 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
-    """Compute how similar each update is to the server's last step, float64 ``[k]``, which free riders send back."""
+    """Compute each update's similarity to the server's last step, float64 ``[k]``. Free riders send this step back."""
     # An honest client's cosine can be near 1, too, if its weight rules the step. So the mean direction c of step and
     # updates is subtracted: r_i = cos(d_i / |d_i| - c, g / |g| - c). It is computed with equal weights in c, and with
     # n_j |d_j|, and the smaller r_i counts: c is near g's direction by the first if the server aggregates uniformly,
@@ -146,8 +156,8 @@ class CopyFilter(UpdateFilter):
     global model in the previous round.
 
     Their updates are not changed: aggregators and metrics see them. ``loop.copies`` and the report name the clients. A
-    report that divides a budget names them beside the amounts. The rules are those of :mod:`flsv.filters.copies`.
-    The server stores 32 bytes for every pair of clients, and the last round's model.
+    report that divides a budget names them beside the amounts. The server stores 32 bytes for every pair of clients,
+    and the last round's model.
 
     Args:
         threshold: similarity, in (0, 1], from which on two clients count as copies. None: do not use this rule.
@@ -236,7 +246,7 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Return each client's mean similarity to the server's last step so far, ``[n]``."""
+        """Add a round's similarities to the server's last step. Return each client's mean so far, ``[n]``."""
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -253,7 +263,7 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Return each pair's mean similarity over its common rounds, ``[n, n]``."""
+        """Add a round's similarities of pairs. Return each pair's mean over its common rounds, ``[n, n]``."""
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

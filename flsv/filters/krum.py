@@ -82,6 +82,8 @@ class MultiKrum(UpdateFilter):
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
-    """Sum for each of k updates the squared distances to its k - f - 2 closest others."""
+    """Compute the Krum scores of k updates, ``[k]``, from squared distances ``[k, k]``. A score is the sum over the k -
+    f - 2 closest others, with f = ``byzantine``.
+    """
     others = squared.clone().fill_diagonal_(float("inf")).sort(1).values
     return others[:, : len(squared) - byzantine - 2].sum(1)

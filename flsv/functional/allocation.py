@@ -67,11 +67,11 @@ def allocate(
             f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
         )
     units = 0 if unit is None else round(budget / unit)
-    if unit is not None and not math.isclose(_times(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6):
+    if unit is not None and not math.isclose(_product(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6):
         raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[seen] = _claims(_scaled(values[seen]), negatives)
+    claims[seen] = _proportions(_scaled(values[seen]), negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
@@ -81,11 +81,11 @@ def allocate(
         )
     shares = [claim / total for claim in claims.tolist()]
     if unit is None:
-        return torch.tensor(_to_the_sum([share * budget for share in shares], budget), dtype=torch.float64)
-    return torch.tensor([_times(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64)
+        return torch.tensor(_adjust_to_sum([share * budget for share in shares], budget), dtype=torch.float64)
+    return torch.tensor([_product(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64)
 
 
-def _times(count: int, unit: float) -> float:
+def _product(count: int, unit: float) -> float:
     """Multiply in decimal arithmetic, since 7 * 0.01 in float64 is above 0.07."""
     return float(count * Decimal(str(unit)))
 
@@ -110,7 +110,7 @@ def _scaled(values: Tensor) -> Tensor:
     return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
 
 
-def _claims(values: Tensor, negatives: Negatives) -> Tensor:
+def _proportions(values: Tensor, negatives: Negatives) -> Tensor:
     """Compute nonnegative numbers ``[n]``, in proportion to which the budget is divided."""
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
@@ -122,7 +122,7 @@ def _claims(values: Tensor, negatives: Negatives) -> Tensor:
     return values.clamp(min=0)
 
 
-def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
+def _adjust_to_sum(amounts: list[float], budget: float) -> list[float]:
     """Change the largest amount in place so that the amounts sum to the budget."""
     largest = max(range(len(amounts)), key=amounts.__getitem__)
     rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)

@@ -35,13 +35,17 @@ def normalized(reputation: Tensor) -> Tensor:
 
 
 def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
-    """Compute the updates' cosines with the aggregate ``[k]``, from products and lengths. 0 where a length is 0."""
+    """Compute the cosines ``[k]`` of k updates with the aggregate. ``products`` are their inner products with it,
+    ``norms`` their norms, ``norm`` is its norm. 0 where a norm is 0.
+    """
     lengths = norms * norm
     return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
 
 
 def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
-    """Return the reputations ``[k]`` max(alpha r + (1 - alpha) phi, floor), normalized to sum to 1."""
+    """Update the reputations r ``[k]`` by the cosines phi. The result is max(alpha r + (1 - alpha) phi, floor),
+    normalized to sum to 1.
+    """
     # The floor keeps participants from being excluded for good. As in the authors' code all r are 0 before the first
     # round, so that reputations are then phi / sum(phi), whatever the updates' weights in the aggregate.
     memory = 0 if reputation is None else alpha * normalized(reputation)
@@ -50,7 +54,9 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """Return the reputations ``[k]`` by which a round's updates are weighted."""
+    """Return the reputations ``[k]`` of a round's clients as weights. Before the first round these are shares of
+    samples.
+    """
     # In the first round, as in the authors' code, these are shares of samples. A participant that joins later starts
     # from the mean of the known ones: the paper assumes full participation.
     if reputation is None or reputation.isnan().all():

@@ -19,7 +19,7 @@ _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Find, block by block, the columns in which all rows ``[k, P]`` are equal: ``(columns, bool)``."""
+    """Find the columns in which all rows ``[k, P]`` are equal. Yield ``(slice of columns, mask)``, block by block."""
     width = _BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK
     for begin in range(0, rows.shape[1], width):
         block = slice(begin, min(begin + width, rows.shape[1]))
@@ -42,7 +42,9 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Set an average ``[..., P]`` of rows, in place, to the rows' common value wherever all rows ``[k, P]`` agree."""
+    """Restore exact entries of an average ``[..., P]``, in place. Where all ``rows [k, P]`` are equal, it gets their
+    value.
+    """
     for block, same in common_entries(rows):
         average[..., block] = rows[0, block].where(same, average[..., block])
     return average

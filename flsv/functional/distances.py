@@ -17,7 +17,9 @@ BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Compute the Euclidean distances of points ``[k, P]`` from an origin ``[P]`` or ``[k, P]``, float64 ``[k]``."""
+    """Compute Euclidean distances of points ``[k, P]`` from an origin, float64 ``[k]``. The origin is ``[P]``, or
+    ``[k, P]``.
+    """
     count, length = points.shape
     # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
     # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
@@ -68,7 +70,7 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
-    """Compute the squared Euclidean distances between the rows of ``x`` ``[m, d]`` and those of ``x2`` ``[m2, d]``.
+    """Compute squared Euclidean distances between the points ``x [m, d]`` and ``x2 [m2, d]``.
 
     Returns:
         float64 ``[m, m2]``. Exactly 0 for equal rows.

@@ -1,7 +1,7 @@
-r"""Confidence intervals for Shapley values of trained coalitions, by one seed or several.
+r"""Confidence intervals for Shapley values of trained coalitions, from one seed or several.
 
-The intervals are for the mean over many seeds, the value that does not depend on the luck of initial weights and
-batches. :data:`BRACKETS` says what they promise. For several seeds see :func:`interval_over_seeds`.
+The intervals are for the mean over many seeds, the value that does not depend on random initial weights and batches.
+Reports explain them by the sentence :data:`BRACKETS`. For several seeds see :func:`interval_over_seeds`.
 
 **One seed.** One training per coalition does not show how much values differ between
 seeds, but four parts of the difference can be estimated. With n clients and G the sum of all positive values, the

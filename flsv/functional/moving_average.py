@@ -17,12 +17,14 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make rows ``[k, 2M+1]``: first value, average started at 0, number of values."""
+    """Make clients' state rows ``[k, 2M+1]`` from first values ``[k, M]``. A row has the first value, the average
+    started at 0, and the number of values.
+    """
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Merge rows ``[W, n, 2M+1]`` of successive periods, earliest first."""
+    """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first."""
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
     for later in rows[1:]:
@@ -34,14 +36,16 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
-    """Add a round's values ``[k, M]`` to the clients' rows ``[n, 2M+1]``."""
+    """Add a round's values ``[k, M]`` to the n clients' state rows ``[n, 2M+1]``."""
     now = torch.zeros_like(rows)
     now[client_ids] = momentum_row(values.to(rows), momentum)
     return momentum_merge(torch.stack([rows, now]), momentum)
 
 
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
-    """Compute moving averages ``[n, M]``, started at ``init`` or at the first value. NaN without a value."""
+    """Compute moving averages ``[n, M]`` from state rows, started at ``init`` or at the first value. NaN without a
+    value.
+    """
     width = (rows.shape[-1] - 1) // 2
     seen = rows[:, -1:]
     start = rows[:, :width] if init is None else init

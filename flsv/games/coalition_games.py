@@ -68,7 +68,7 @@ class CoalitionGames:
 
     @property
     def evaluations(self) -> int:
-        """Number of pairs of a model and an evaluator in the current round."""
+        """Number of evaluations of a model by an evaluator in the current round."""
         assert self.round is not None  # it raises without one
         return self.total_evaluations - self._before
 
@@ -119,7 +119,7 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """Make a table of scores by ``metric`` for another round than the current one.
+        """Make a table of coalitions' scores by ``metric`` for a round other than the current one.
 
         The table's evaluations count in :attr:`evaluations`.
         """
@@ -130,7 +130,7 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """Compute the utilities of any models, and count these in :attr:`evaluations`.
+        """Compute the utilities of ``count`` models, and count these in :attr:`evaluations`.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
@@ -145,7 +145,7 @@ class CoalitionGames:
         return utility_of(table.evaluate(build, count), metric)
 
     def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
-        """Make the game of trained coalitions, and count their models in :attr:`evaluations`."""
+        """Make the game of coalitions that have trained their own models. Count these in :attr:`evaluations`."""
         self._models += len(coalitions.masks)
         return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
@@ -160,7 +160,7 @@ class CoalitionGames:
             loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
 
         Returns:
-            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
+            The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._gradients or self._gradients[what][0] is not vector:
@@ -168,7 +168,9 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the updates' dot products ``[k]`` with :meth:`gradient` at the global model, once per round."""
+        """Compute the validation loss's slopes along the k updates, once per round. They are dot products ``[k]`` with
+        :meth:`gradient` at the global model.
+        """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)

@@ -34,7 +34,7 @@ Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 
 
 class CoalitionModels:
-    """The models of a round's coalitions under one weighting."""
+    """Builder of the models of a round's coalitions, for one way of weighting the updates."""
 
     def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
         self._round, self._server_lr = round, server_lr
@@ -44,7 +44,7 @@ class CoalitionModels:
         self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the clients' weights for parameters and for buffers, float64 ``[K, k]`` each."""
+        """Return the clients' weights in K coalitions: for parameters and for buffers, float64 ``[K, k]`` each."""
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
         # Column by column: the rounding of sum(-1) depends on the number of rows.
@@ -54,7 +54,7 @@ class CoalitionModels:
         return self._server_lr * (shares if self._normalized else own), shares
 
     def builder(self, masks: Tensor) -> Build:
-        """Return a function that writes the model of row i of ``masks`` into ``out [P]``."""
+        """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
         # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
         cut, start, models = self._round.space.num_parameters, self._round.global_vector, self._round.client_vectors
@@ -103,7 +103,7 @@ def _client_weights(round: Round, weighting: Weighting) -> Tensor:
 
 
 class CoalitionTable:
-    """Scores of those coalitions of one round that were evaluated so far.
+    """Table of the scores of a round's coalitions, each of which is evaluated once.
 
     Games that differ in the performance measure share all scores. Games that differ in the weighting share only the
     empty coalition's.
@@ -111,8 +111,8 @@ class CoalitionTable:
     Args:
         round: the round whose clients are the players.
         evaluator: the evaluator of the coalitions' models.
-        ranks: the processes among which the evaluations are divided. Each gets all scores. If the evaluator asks
-            clients, every process evaluates all models.
+        ranks: the processes among which the evaluations are divided. Each gets all scores. If clients score the models,
+            they are not divided.
 
     Attributes:
         evaluations: the number of models evaluated so far.
@@ -145,7 +145,7 @@ class CoalitionTable:
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Return the scores of ``count`` models, divided among the ranks, without storing them."""
+        """Evaluate ``count`` models, divided among the ranks, and return their scores without storing them."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
             return self.evaluator.evaluate(build, count)
@@ -169,8 +169,8 @@ class CoalitionUtility:
     sum to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S,
     without ``server_lr``, because other sums can make a running variance negative.
 
-    Each model is computed by a matrix-vector product of its own, so its bits do not depend on the other coalitions of
-    the call. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
+    Each model is computed by a matrix-vector product of its own, so it is bitwise identical whatever the other
+    coalitions of the call are. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
 
     Args:
         round: the round whose clients are the players, in the order of ``client_ids``.
@@ -224,7 +224,7 @@ class CoalitionUtility:
 
     @property
     def evaluations(self) -> int:
-        """Number of different models in the table, which several games may share."""
+        """Number of models evaluated for the table, which several games may share."""
         return self.table.evaluations
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -249,7 +249,9 @@ class CoalitionUtility:
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """Convert K models' scores to utilities, of which more is better: ``[K]``, or ``[K, M]`` for M classes or names."""
+    """Convert K models' scores to utilities (higher is better), ``[K]``, or ``[K, M]`` for M classes or several
+    names.
+    """
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
     if isinstance(metric, str):

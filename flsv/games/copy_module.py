@@ -1,4 +1,4 @@
-"""Deep copies of modules, uncompiled, whose functions refer to the copy."""
+"""Deep copies of modules, without ``torch.compile``. Functions that a copy stores refer to the copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def copy_module(module: AnyModule) -> AnyModule:
-    """Make an uncompiled deep copy of a module that shares the original's optimizer factories."""
+    """Make a deep copy of a module, without ``torch.compile``. It shares the original's optimizer factories."""
     memo: dict[int, Any] = {}
     for layer in module.modules():
         memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
@@ -42,7 +42,9 @@ def copy_module(module: AnyModule) -> AnyModule:
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Make a deep copy of a value in which closures refer to the copies of its ``parts`` (their ``id``)."""
+    """Make a deep copy of ``value`` and of closures that the ``holders`` store. The copied closures refer to the copies
+    of ``parts``, a set of ids.
+    """
     twins: dict[FunctionType, FunctionType] = {}
     for holder in holders:
         _find_closures(vars(holder).values(), parts, twins)
@@ -66,7 +68,7 @@ class _OutputsDetached(TorchFunctionMode):
 
 
 def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
-    """Add ``{function: itself with empty cells}`` to ``twins`` for functions whose closures refer to ``parts``."""
+    """Add ``{function: its copy with empty closure cells}`` to ``twins`` for functions with closures over ``parts``."""
     for value in held:
         if isinstance(value, dict):  # of hooks
             _find_closures(value.values(), parts, twins)
@@ -92,7 +94,7 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _makes(factory: partial) -> bool:
-    """Return whether a ``partial`` makes objects: a class's, or one made by jsonargparse."""
+    """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

@@ -74,7 +74,7 @@ def judge(
 
 
 def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Count the samples of each class that all coalitions classify correctly, by predicted outputs.
+    """Count how many samples of each class every coalition's model classifies correctly, by predicted outputs.
 
     The server runs this at the client by :meth:`flsv.core.Client.ask`.
 
@@ -85,8 +85,8 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
         weights: ``[n]``, the clients' weights in the federation's average.
 
     Returns:
-        int64 ``[2, 1 + 2^n, M + 1]``, by the interpolation and by the ensemble. Each has the rows and columns of
-        :func:`judge`, with the coalitions in the order of their numbers.
+        int64 ``[2, 1 + 2^n, M + 1]``, from outputs predicted by interpolation and by an ensemble. Each has the rows and
+        columns of :func:`judge`, with coalitions in the order of :func:`flsv.functional.shapley.exact.all_coalitions`.
     """
     scores: Any = local.evaluate(models, keep=True)
 
@@ -101,14 +101,16 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
 
 
 def _without_rare(found: Tensor) -> Tensor:
-    """Pool the columns of a client's rare classes, ``[1 + K, M]`` to ``[1 + K, M + 1]``."""
+    """Hide a client's counts of rare classes. A column with their sum is added: ``[1 + K, M]`` to
+    ``[1 + K, M + 1]``.
+    """
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
 
 
 def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the clients' results of :func:`judge` without a ``performance``.
+    """Sum the numbers of correctly classified samples that clients report (:func:`judge` without a ``performance``).
 
     Args:
         answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
@@ -134,9 +136,10 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find the judges that are farther from every other judge than any two others are apart.
+    """Find the judges (clients that score models) whose scores are unlike those of all others.
 
-    The distance is Euclidean, between scores after each judge's mean score is subtracted.
+    Such a judge is farther from every other judge than any two others are apart. The distance is Euclidean, between
+    scores after each judge's mean score is subtracted.
 
     Args:
         opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
@@ -214,15 +217,15 @@ class ClientJudges(VectorEvaluator):
 
     @property
     def predicts(self) -> bool:
-        """Return whether the clients can predict all coalitions' outputs."""
+        """Return whether the clients can predict the outputs of coalitions that were not trained."""
         # What clients keep of a model is that of another training.
         if self.space.private_names:
             return False
         return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
 
     def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-        """Let clients predict all coalitions' utilities, ``[2^n, 2]`` or ``[2^n, 2, M]``, by interpolation and
-        ensemble.
+        """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
+        ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
         ask = partial(self._predicted, models.to(self._device), trained, weights, shape)
@@ -248,7 +251,9 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Let the clients score models, and keep the models as outputs for :meth:`predict` if ``keep``."""
+        """Let the clients score ``count`` models. With ``keep`` the scores' ``outputs`` are the models, for
+        :meth:`predict`.
+        """
         chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
         told: list[list[Tensor | None]] = []
         kept: list[Tensor] = []
@@ -282,7 +287,7 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def _checked(self, client: Client, answer: Any, shape: tuple[int, ...], counts: bool) -> Tensor:
-        """Return a client's answer on the CPU, or raise ``NoAnswer`` if it is impossible."""
+        """Return a client's reply on the CPU, or raise ``NoAnswer`` if its shape or numbers are impossible."""
         fits = isinstance(answer, Tensor) and answer.shape == shape
         if fits and counts:
             held_out = answer[..., :1, :]

@@ -1,4 +1,4 @@
-"""LentModule: a fit's own module, lent for evaluations of other models, and restored afterwards."""
+"""LentModule: the training run's own module, used to evaluate other models and restored afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEFT = (Dataset, DataLoader, L.LightningDataModule, L.Trainer, L.Callback, Opti
 
 
 class LentModule:
-    """The state of a module, to which :meth:`restore` sets the module back after another model's evaluation."""
+    """Snapshot of a module's state, which :meth:`restore` writes back after another model's evaluation."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
         constant = set() if space is None else {id(each) for each in space.constants(module).values()}
@@ -31,11 +31,11 @@ class LentModule:
         found: list[Any] = [each for each in named_tensors(module).values() if id(each) not in constant]
         self._held: list[tuple[Any, Any]] = []
         self._arrays: list[tuple[Any, Any]] = []
-        self._hold(vars(module), found, {*constant, *map(id, found)})
+        self._store_copies(vars(module), found, {*constant, *map(id, found)})
         self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
 
-    def _hold(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
-        """Store a copy of a container, and of all containers and objects in it."""
+    def _store_copies(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
+        """Store copies of a container and, recursively, of all in it. Add its tensors to ``tensors``."""
         if id(value) in seen:
             return
         seen.add(id(value))
@@ -46,15 +46,15 @@ class LentModule:
         elif isinstance(value, dict | list | set | deque | tuple):
             self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
             for each in list(value.values() if isinstance(value, dict) else value):
-                self._hold(each, tensors, seen)
-        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _of_python(type(value)):
-            self._hold(vars(value), tensors, seen)
+                self._store_copies(each, tensors, seen)
+        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _is_standard_library(type(value)):
+            self._store_copies(vars(value), tensors, seen)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Set the module back to its state at construction."""
         for holder, before in self._held:
-            if not _same(holder, before):
+            if not _has_same_objects(holder, before):
                 holder.clear()
                 (holder.update if isinstance(holder, dict | set) else holder.extend)(before)
         for array, before in self._arrays:
@@ -69,13 +69,13 @@ class LentModule:
             parameter.requires_grad, parameter.grad = flag, gradient
 
 
-def _of_python(kind: type) -> bool:
-    """Return whether a type is of Python's own, as functions, loggers and threads are."""
+def _is_standard_library(kind: type) -> bool:
+    """Return whether a type is from Python's standard library, as functions, loggers and threads are."""
     return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-def _same(holder: Any, before: Any) -> bool:
-    """Return whether a container still holds the same objects."""
+def _has_same_objects(holder: Any, before: Any) -> bool:
+    """Return whether a container still has the same objects as its copy ``before``."""
     if len(holder) != len(before):
         return False
     if isinstance(holder, dict):
@@ -85,7 +85,7 @@ def _same(holder: Any, before: Any) -> bool:
 
 @contextmanager
 def lent(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[LentModule]:
-    """Yield a module's state, and restore it when the context ends."""
+    """Yield a snapshot of a module's state, and restore the module when the context ends."""
     state = LentModule(module, space)
     try:
         yield state
@@ -105,7 +105,7 @@ def module_device(module: nn.Module) -> torch.device:
 
 @torch.no_grad()
 def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
-    """Write the state that vectors do not hold, ``{name: tensor}``, into a module."""
+    """Write ``private``, the state-dict entries that model vectors do not contain, into a module."""
     own = named_tensors(module) if private else {}
     for name, value in private.items():
         if name in own and name not in space.names and own[name].shape == value.shape:

@@ -1,4 +1,4 @@
-"""Functions that make the evaluators of performance measures, and try them."""
+"""Functions that make the evaluators of performance measures, and run them once to find errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def make_evaluators(
     *,
     seed: int = 0,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make and try the evaluators of all measures that are a :class:`ModelScore`, by :attr:`ModelScore.evaluator`."""
+    """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
+    each once to find errors.
+    """
     model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
     if not model_scores:
         return {}
@@ -68,7 +70,9 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator like ``evaluator`` on other batches, with the ``private`` state that vectors do not hold."""
+    """Return an evaluator like ``evaluator`` for the batches of ``loader``. ``private`` returns the state-dict entries
+    that model vectors do not contain.
+    """
     batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
         return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)

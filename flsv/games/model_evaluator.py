@@ -51,8 +51,8 @@ class ModelEvaluator(VectorEvaluator):
     """Evaluator of models of one structure by their outputs on validation batches.
 
     Models are evaluated in the module itself, in evaluation mode, without gradients and with the same random numbers.
-    The module is restored afterwards. One at a time, a model's scores do not depend on the other models of the call, to
-    the bit. Under vmap they depend on them by rounding, since batched kernels sum in an order of their own.
+    The module is restored afterwards. If models are evaluated one at a time, scores are bitwise identical whatever the
+    other models of the call are. Under vmap they differ by rounding, since batched kernels sum in another order.
 
     Args:
         module: the module, which nothing else may use during an evaluation.
@@ -73,7 +73,8 @@ class ModelEvaluator(VectorEvaluator):
         asking: name of the object that needs the metric, for messages.
 
     Attributes:
-        form: the form of the outputs that :meth:`evaluate` keeps. None if there is none that all batches share.
+        form: the :class:`OutputForm` of the outputs that :meth:`evaluate` keeps. None if the batches have no common
+            form.
 
     Raises:
         ConfigurationError: an argument is wrong, the batches have no samples or wrong labels, ``forward`` does not
@@ -115,7 +116,7 @@ class ModelEvaluator(VectorEvaluator):
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
         self.form: OutputForm | None = None
-        self._try()
+        self._check_runs()
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
@@ -128,8 +129,8 @@ class ModelEvaluator(VectorEvaluator):
 
         Args:
             batches: pairs ``(x, y)``. None: the batches of this evaluator.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None: the
-                state of the original module.
+            private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
+                those of the original module.
         """
         other = copy(self)
         other._private = private
@@ -140,7 +141,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Compute the scores of ``count`` models, of which one or one chunk is in memory.
+        """Compute the scores of ``count`` models. One model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
@@ -163,7 +164,7 @@ class ModelEvaluator(VectorEvaluator):
         """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
         with self._lent():
-            self._score(range(1), self._alone, sums)
+            self._score(range(1), self._loaded_outputs, sums)
         return sums.scores(self._support, bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
@@ -171,7 +172,7 @@ class ModelEvaluator(VectorEvaluator):
 
     @contextmanager
     def _lent(self, *path: str) -> Iterator[LentModule]:
-        """Yield the module's state, in evaluation mode, and restore it at the end."""
+        """Put the module into evaluation mode, yield a snapshot of its state, and restore it at the end."""
         with (
             evaluating(self._module),
             lent(self._module, self.space) as state,
@@ -182,16 +183,16 @@ class ModelEvaluator(VectorEvaluator):
             yield state
 
     def _load_private(self) -> None:
-        """Load the state that vectors do not hold, if it is another's."""
+        """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
         put_private(self._module, self.space, {} if self._private is None else self._private())
 
     def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
             self._load(state, build, index)
-            self._score(range(index, index + 1), self._alone, sums)
+            self._score(range(index, index + 1), self._loaded_outputs, sums)
 
     def _load(self, state: LentModule, build: Build, index: int) -> None:
-        """Load the model that ``build`` writes into the module, and restore its other state."""
+        """Write model ``index`` into the module, and restore the module's other state."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
         state.restore()
@@ -202,17 +203,19 @@ class ModelEvaluator(VectorEvaluator):
         start = 0
         while start < count:
             rows = range(start, min(start + self.chunk, count))
-            if self._fits(build, rows, sums):
+            if self._try_to_score(build, rows, sums):
                 start = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
                 free_cached(self.device)
                 self.chunk = len(rows) // 2
 
-    def _fits(self, build: Build, rows: range, sums: Sums) -> bool:
-        """Score the models ``rows`` into ``sums``, or return False if two or more do not fit into memory."""
+    def _try_to_score(self, build: Build, rows: range, sums: Sums) -> bool:
+        """Score the models with the indices ``rows`` into ``sums``. Return False if two or more do not fit into
+        memory.
+        """
         try:
-            self._score(rows, self._stacked(build, rows), sums)
+            self._score(rows, self._stacked_outputs(build, rows), sums)
         except RuntimeError as error:
             if not is_oom_error(error) or len(rows) == 1:
                 raise
@@ -252,7 +255,7 @@ class ModelEvaluator(VectorEvaluator):
             balanced: whether all classes that occur have the same weight in the loss.
 
         Returns:
-            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
+            The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
         cut, device, support = self.space.num_parameters, vector.device, self.support
         weights = None
@@ -294,13 +297,13 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
         return self._support
 
-    def _alone(self, x: Any) -> Any:
-        """Return the loaded model's outputs ``[1, B, ...]``."""
+    def _loaded_outputs(self, x: Any) -> Any:
+        """Return the loaded model's outputs ``[1, B, ...]`` for the inputs ``x``."""
         outputs = self._module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
-    def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
-        """Return a function that computes the outputs ``[c, B, ...]`` of the c models ``rows``."""
+    def _stacked_outputs(self, build: Build, rows: range) -> Callable[[Any], Any]:
+        """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
         module, space = self._module, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
         for row, index in enumerate(rows):
@@ -316,7 +319,7 @@ class ModelEvaluator(VectorEvaluator):
         return outputs
 
     def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
-        """Score the models ``rows`` by their ``outputs(x)``, and write the results into ``sums``."""
+        """Score the models with the indices ``rows`` by their ``outputs(x)``, and write the results into ``sums``."""
         while self._metrics and len(self._metrics) < len(rows):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
@@ -342,7 +345,7 @@ class ModelEvaluator(VectorEvaluator):
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
-    def _try(self) -> None:
+    def _check_runs(self) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
         try:
             self._try_first()
@@ -376,7 +379,7 @@ class ModelEvaluator(VectorEvaluator):
         shapes: list[Any] = []
 
         def seen(x: Any) -> Any:
-            outputs = self._alone(x)
+            outputs = self._loaded_outputs(x)
             shapes.append(outputs.shape[1:] if isinstance(outputs, Tensor) else None)
             return outputs
 
@@ -389,7 +392,7 @@ class ModelEvaluator(VectorEvaluator):
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:
             with self._context():
-                self._stacked(build, range(1))(x)
+                self._stacked_outputs(build, range(1))(x)
         except Exception as error:
             if is_oom_error(error):
                 raise
@@ -401,7 +404,7 @@ class ModelEvaluator(VectorEvaluator):
             )
 
     def _gives_logits(self, state: LentModule, x: Any) -> bool:
-        """Return whether a model with random parameters returns a number outside [0, 1]."""
+        """Return whether the module's outputs are logits: with random parameters a number is outside [0, 1]."""
         start, cut = self.space.read(self._module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
 

@@ -1,7 +1,7 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
-torchmetrics takes a *batch* for logits if a number of it lies outside [0, 1]. So that all batches count alike, flsv
-decides once per module: it returns logits if a model with random parameters returns a number outside [0, 1].
+torchmetrics takes a *batch* for logits if a number of it lies outside [0, 1]. So that all batches are treated the same
+way, flsv decides once per module: it returns logits if a model with random parameters returns a number outside [0, 1].
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TINY = 1e-6
 
 
 class OutputMetric:
-    """A copy of a torchmetrics metric that is given a model's outputs as it takes them.
+    """A copy of a torchmetrics metric that converts a model's outputs to the form that the metric expects.
 
-    The metric decides what it takes: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels,
-    ``[B]`` with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers
-    for regression.
+    Depending on the metric this is: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, ``[B]``
+    with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers for
+    regression.
     """
 
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
@@ -85,7 +85,7 @@ class OutputMetric:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The form in which outputs are predicted: logits, with the classes in the last dimension."""
+    """The form in which coalitions' outputs are predicted: logits, with the classes in the last dimension."""
 
     # A regression's outputs stay as they are.
     classifies: bool
@@ -134,7 +134,7 @@ def wants_probabilities(metric: Metric) -> bool:
 
 
 def scores_class_1(metric: Metric) -> bool:
-    """Return whether a metric's value changes if two classes swap their numbers.
+    """Return whether a metric's value changes if the classes 0 and 1 are exchanged.
 
     Example:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
@@ -150,7 +150,7 @@ def beyond_probabilities(outputs: Any) -> bool:
 
 
 def _kind(metric: Metric) -> str | None:
-    """Return "Binary", "Multilabel", "Multiclass" or "Classes" (a :class:`ClassScore`), or None."""
+    """Return a metric's kind: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
     if not type(metric).__module__.startswith(_CLASSES):

@@ -115,7 +115,7 @@ class ModelScore:
 
 
 def title_of(measure: str | ModelScore, positive: str | None) -> str:
-    """Return a measure's name for tables, with that of the ``positive`` class if it is that class's score.
+    """Return a measure's name for tables. If it is the score of the ``positive`` class, this class is named, too.
 
     Example:
         >>> title_of(performance_of("FedSV", "f1", None), "ill"), title_of("accuracy", "ill")
@@ -132,7 +132,7 @@ def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
-    """Warn if a measure scores the rarer class, which the user has not chosen."""
+    """Warn if a measure scores the rarer class without the user's choice (``pos_label``)."""
     titles = dict.fromkeys(title_of(each, data.positive_class) for each in measures if scores_positive(each))
     if titles and data.by_rarity:
         share = data.class_counts[:, 1].sum() / data.class_counts.sum()
@@ -158,7 +158,9 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
 
 
 def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
-    """Return the measure by which ``judges`` score models: clients by balanced instead of plain accuracy."""
+    """Return the measure by which ``judges`` (server or clients) score models. Clients use balanced instead of plain
+    accuracy.
+    """
     if judges == "server":
         return performance
     if isinstance(performance, ModelScore):

@@ -42,7 +42,7 @@ class OutputScore:
 
     @staticmethod
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
-        """Make the score of an evaluator's outputs, or None if it keeps none."""
+        """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
             return OutputScore(lambda outputs: outputs, True, evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
@@ -57,7 +57,7 @@ class OutputScore:
 
 
 class TrainedGame:
-    """The game of a round's trained coalitions."""
+    """Coalition game whose utilities are the scores of models that the coalitions have trained."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TrainedGame:
         return self._trained.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return coalitions' utilities ``[J]`` or ``[J, M]``, NaN for the full coalition if it is scored later."""
+        """Return coalitions' utilities, ``[J]`` or ``[J, M]``. NaN for the full coalition if it is scored later."""
         if self._trained.before is not None and not self._evaluator.asks_clients:
             before = self._trained.before(self._measure)
             self.outputs = None if self.by is None else _and_nan(before.outputs)
@@ -98,8 +98,10 @@ UNTRAINED = 8
 def untrained_models(
     module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
 ) -> Callable[[int, Tensor], None] | None:
-    """Return a function that writes the i-th untrained model into ``out [P]``, or None if no layer can be drawn."""
-    if not (layers := _drawn(module, initial, space)):
+    """Return a function that writes the i-th model with random weights into ``out [P]``. None if no layer can be
+    drawn.
+    """
+    if not (layers := _drawable_layers(module, initial, space)):
         return None
 
     def build(index: int, out: Tensor) -> None:
@@ -112,8 +114,8 @@ def untrained_models(
     return build
 
 
-def _drawn(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
-    """List the layers whose weights are drawn anew."""
+def _drawable_layers(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
+    """List the layers whose weights can be drawn at random again."""
     frozen, found = {id(each) for each in space.constants(module).values()}, []
     for name, layer in module.named_modules():
         if callable(getattr(layer, "reset_parameters", None)):

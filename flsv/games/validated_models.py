@@ -68,8 +68,8 @@ class ValidatedModels(VectorEvaluator):
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.evaluation.keep_batches`.
-            private: function that returns ``{name: tensor}``, the module's state that vectors do not hold. None: the
-                state of the fit's module.
+            private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
+                those of the fit's module.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict
@@ -93,7 +93,9 @@ class ValidatedModels(VectorEvaluator):
 
     @torch.no_grad()
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
-        """Return the values of the fit's own validation if it was complete after this round, else of a new one."""
+        """Return the values that the fit's own validation logged after this round. If it was not complete, validate
+        again.
+        """
         trainer: Any = self._trainer
         logged = dict(trainer.callback_metrics)
         every = trainer.check_val_every_n_epoch or 1
@@ -116,7 +118,7 @@ class ValidatedModels(VectorEvaluator):
             name: name of the logged value.
 
         Returns:
-            The gradient, float64 ``[P']``, by the parameters, the leading P' entries of the vector.
+            The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
 
         Raises:
             ConfigurationError: ``validation_step`` does not log the value with its autograd graph.
@@ -136,7 +138,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
-        """Yield a run of the model ``vector [P]``, or of the module as it is, and restore the module."""
+        """Yield a validation run of the model ``vector [P]``, or of the module as it is, and restore the module."""
         module = self._trainer.lightning_module
         with (
             torch.inference_mode(False),

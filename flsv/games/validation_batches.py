@@ -20,7 +20,9 @@ Pair = tuple[Any, Any]
 def read_batches(
     batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
-    """Return batches on a device, cut to ``size``, and the samples of each class, int64 ``[M]`` on the CPU."""
+    """Move batches to a device, and cut them to ``size`` samples. Also return the number of samples of each class,
+    int64 ``[M]`` on the CPU.
+    """
     pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
     for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):

@@ -80,7 +80,9 @@ class Scores:
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return c models' hits ``[c, M]`` and summed losses ``[c]`` on a batch, without waiting for the GPU."""
+    """Count c models' correct predictions per class, ``[c, M]``, and sum their losses, ``[c]``. It does not wait for
+    the GPU.
+    """
     return hits_of(logits, y), losses_of(logits, y)
 
 
@@ -171,8 +173,8 @@ class VectorEvaluator(ABC):
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`).
 
-        One model or one chunk of models is in memory at a time. With ``keep`` the scores also hold what coalitions are
-        predicted from, if it is known.
+        One model or one chunk of models is in memory at a time. With ``keep`` the scores also contain the models'
+        outputs, if possible, from which other coalitions' outputs are predicted.
         """
 
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
@@ -180,8 +182,8 @@ class VectorEvaluator(ABC):
 
         Args:
             module: the fit's module.
-            after_round: the index of the round that has just ended, so that the values that the fit's own validation
-                has logged are those of the module. None: they are not.
+            after_round: the index of the round that has just ended, if the values that the fit's own validation has
+                logged are those of this module. None: they are not.
             keep: whether the scores also hold the outputs.
         """
         return self(self.space.read(module)[None], keep)

@@ -26,7 +26,7 @@ from flsv.utilities.host_copies import on_host
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Merge states ``[W, ...]`` of successive parts of a run: each entry's last value that is not NaN."""
+    """Merge the states ``[W, ...]`` of successive parts of a run. Each entry keeps its last value that is not NaN."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
@@ -188,7 +188,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
 
         def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Merge the rounds of another metric, or of its state, into this metric, as rounds before its own.
+            """Merge the rounds of another metric, or of its state, into this metric. They count as earlier than its
+            own.
 
             Raises:
                 ConfigurationError: the other metric has another size or other settings.
@@ -389,8 +390,9 @@ _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return ``{name: value}`` of a metric's fold and constructor arguments. Only numbers, texts, dictionaries,
-    dataclasses and None are included."""
+    """Return the values of a metric's constructor arguments and its ``fold`` (how rounds are combined). Only
+    numbers, texts, dictionaries, dataclasses and None are included.
+    """
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))

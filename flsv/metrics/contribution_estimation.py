@@ -26,7 +26,9 @@ from flsv.utilities.errors import ConfigurationError
 def leave_self_out(
     local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
 ) -> Tensor:
-    """Score, at a client, the average of all others' models, or its initial model if they have no weight."""
+    """Score the average of all other clients' models on a client's validation samples, at the client. If the others
+    have no weight, score the model from which it started training.
+    """
     assert local.start is not None
     assert local.sent is not None
     others = without_own(aggregate, local.sent, weight)
@@ -37,7 +39,9 @@ def leave_self_out(
 def scores_without_own(
     clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
 ) -> tuple[Tensor, Tensor]:
-    """Ask k clients for these scores. Return those ``[r]`` of who answered, and bool ``[k]``."""
+    """Request from k clients their scores of the other clients' average model (:func:`leave_self_out`). Return the
+    scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
+    """
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 
@@ -189,7 +193,7 @@ class ContributionEstimation(ContributionMetric):
         aggregate: Tensor,
         clients: Sequence[Client],
     ) -> None:
-        """Update the states with one round, and ask its clients for scores.
+        """Update the states with one round, and request scores from its clients.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

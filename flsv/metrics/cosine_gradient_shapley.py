@@ -28,7 +28,7 @@ def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsil
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations. They tell how well the direction of a client's updates agrees with that of all.
+    r"""CGSV's reputations. They measure how well the direction of a client's updates agrees with the aggregate's.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
@@ -117,7 +117,7 @@ class CosineGradientShapley(ContributionMetric):
             client_ids: ``[k]``, the ids of the round's k clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
-            num_samples: ``[k]``, the clients' numbers of samples, whose shares stand for the reputations in the first
+            num_samples: ``[k]``, the clients' numbers of samples, whose shares replace the reputations in the first
                 round. None: equal shares.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: the reputations are the
                 weights.

@@ -1,4 +1,4 @@
-"""What taking part costs a client: numbers sent and received, and privacy.
+"""Metrics of what taking part costs a client: numbers sent and received, and privacy.
 
 Wu et al. (pFedSV), IEEE Transactions on Mobile Computing, 2024, section VI-C and figures 8-10, count parameters.
 :class:`flsv.privacy.GaussianPrivacy` explains what epsilon bounds.
@@ -18,8 +18,10 @@ from flsv.metrics.base import ContributionMetric
 from flsv.privacy import GaussianPrivacy
 
 
-def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers or bytes that each of the r reached clients sent or received, ``[r]``."""
+def _traffic(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
+    """Count the numbers (or ``bytes``) that the round's r reached clients sent (``"up"``) or received (``"down"``),
+    ``[r]``.
+    """
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
     return count(round.reached.tolist(), way).to(round.reached.device)
@@ -65,10 +67,10 @@ class CommunicationCost(ContributionMetric):
     #: dropped are included.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
-        "uploaded": partial(_crossed, way="up"),
-        "downloaded": partial(_crossed, way="down"),
-        "uploaded_bytes": partial(_crossed, way="up", bytes=True),
-        "downloaded_bytes": partial(_crossed, way="down", bytes=True),
+        "uploaded": partial(_traffic, way="up"),
+        "downloaded": partial(_traffic, way="down"),
+        "uploaded_bytes": partial(_traffic, way="up", bytes=True),
+        "downloaded_bytes": partial(_traffic, way="down", bytes=True),
     }
     exchanged: Tensor
     seen: Tensor
@@ -109,7 +111,7 @@ class CommunicationCost(ContributionMetric):
 
     @staticmethod
     def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
-        """Check and stack two counts to ``[k, 2]``."""
+        """Check two counts of k clients, ``up`` and ``down``, and stack them to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "

@@ -23,7 +23,7 @@ class DomainRelevance(ContributionMetric):
 
     .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
 
-    for the clients *j* whose models client *i* evaluated in this round; scores start from 0. :math:`\varphi^i_j` is the
+    for the clients *j* whose models client *i* evaluated in this round. Scores start from 0. :math:`\varphi^i_j` is the
     Shapley value of *j*'s model in *i*'s game, in units of accuracy on *i*'s validation samples, and :math:`\alpha` the
     weight of the old score.
 

@@ -1,4 +1,4 @@
-"""FedBary's metrics: the distance of each client's data from the server's, and its share of samples not suspicious.
+"""FedBary's metrics: the distance of each client's data from the server's, and its share of unsuspicious samples.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.
 """

@@ -116,8 +116,8 @@ class InRunShapley(ContributionMetric):
     z, enters the update. It is the paper's first order. The server computes :math:`\phi_i` from the updates alone. The
     client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value among classes, so a client
     cannot raise its value by its report. The column ``"rest"`` is the part of the value that comes not from samples but
-    from weight decay, clipping, momentum of an earlier round, changes by uploads or attacks, and steps in which the
-    client computed no sample values.
+    from weight decay, clipping, momentum of an earlier round, upload transformations such as attacks, and steps in
+    which the client computed no sample values.
 
     Values are summed over rounds, as the paper sums them over steps. A client gets 0 in a round in which it is absent.
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is

@@ -1,4 +1,4 @@
-"""What metrics need, in words, and checks of what a round gives them."""
+"""What data metrics need, in words, and checks of the arguments that a round passes to them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe the needs of a metric in words."""
+    """Describe the data that a metric needs, in words."""
     needs = [NEEDS[need] for need in needs_of(metric)]
     return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 
@@ -114,7 +114,7 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
 
 
 def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless each tensor of one row per client has k = len(client_ids) rows."""
+    """Raise ValueError unless each of ``update``'s tensors with one row per client has k = len(client_ids) rows."""
     # Otherwise a single row would be broadcast to all clients.
     for name in BY_CLIENT & arguments.keys():
         value = arguments[name]

@@ -112,7 +112,7 @@ def _draw_bars(ax: Any, values: np.ndarray, names: Sequence[str], stderr: Tensor
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    """Draw a line for each of n clients by ``rows [r, n]``, with a legend to the right."""
+    """Draw a line for each of n clients, its values in r rounds ``rows [r, n]``, with a legend to the right."""
     from matplotlib.ticker import MaxNLocator
 
     last = np.array([column[np.isfinite(column)][-1:].sum() for column in rows.T])
@@ -160,7 +160,7 @@ def _draw_heatmap(
 
 
 def _label(axis: Any, texts: Sequence[str]) -> None:
-    """Put texts as labels on an axis, by 45 degrees if they are long and side by side."""
+    """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
     places = range(0, len(texts), 1 + (len(texts) - 1) // MOST_LABELS)
     axis.set_ticks(places, [texts[place] for place in places])
     for label in axis.get_ticklabels() if axis.axis_name == "x" and max(map(len, texts), default=0) > 3 else ():

@@ -43,7 +43,9 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the most accurate design that costs at most ``max_fits`` fits of the whole federation."""
+    """Choose which coalitions to train: the most accurate design within ``max_fits``. This is a number of training runs
+    of the whole federation, with ``cohort`` clients per round.
+    """
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
@@ -54,7 +56,7 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 
 
 def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training coalitions ``[K, n]``, in fits of the whole federation."""
+    """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
     # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
     sizes, n = masks.sum(1), masks.shape[1]
     drawn = n if cohort is None else cohort
@@ -62,7 +64,7 @@ def fits_of(masks: Tensor, cohort: float | None = None) -> float:
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks ``[K, n]`` of the empty, the full and the named coalitions."""
+    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names."""
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
     masks = [[False] * num_clients, [True] * num_clients]
@@ -83,9 +85,10 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 RECENT = 3
 
 
-def _rolled(stretches: Tensor) -> Tensor:
-    """Merge the states ``[W, L, ...]`` of W successive parts of a run, each with the values after its last L rounds:
-    return the last L values of the run, with NaN in front if there are fewer."""
+def _last_values(stretches: Tensor) -> Tensor:
+    """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
+    with NaN in front if there are fewer.
+    """
     values = stretches.flatten(0, 1)
     known = values[~values.flatten(1).isnan().all(1)]
     return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
@@ -96,7 +99,7 @@ def _one_after_the_other(stretches: Tensor) -> Tensor:
 
 
 class ShadowShapley(MeasuredMetric):
-    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more fit.
+    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more training run.
 
     .. math::
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
@@ -109,20 +112,21 @@ class ShadowShapley(MeasuredMetric):
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
-    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forks
-    of the fit's beginning or, where forks are impossible, fresh. Ranks divide them. The coalition of
-    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train
-    coalitions beside the run, each as a run of its own.
+    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forked
+    at the fit's beginning or, where forks are impossible, started anew. Ranks share the coalitions. The coalition of
+    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train coalitions
+    beside the run, each as a run of its own.
 
-    **Cost.** For n clients ``"singles"`` costs one more fit and the validations of n models, ``"both"`` n fits, and
-    ``"all"`` :math:`2^{n-1} - 1`. A line before the first round says it. ``every`` saves validations.
+    **Cost.** For n clients ``"singles"`` costs one more training run and the validations of n models, ``"both"`` n
+    runs, and ``"all"`` :math:`2^{n-1} - 1`. A message before the first round states the cost. ``every`` saves
+    validations.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
-    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
+    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. They contain the mean
+    over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -137,7 +141,7 @@ class ShadowShapley(MeasuredMetric):
     part is NaN.
 
     When not to use it:
-        To pay by, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
+        For payment, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
         another model than their own. With ``judges="clients"``, to pay clients who may report false scores
         (``docs/results/judges.md``).
 
@@ -155,15 +159,15 @@ class ShadowShapley(MeasuredMetric):
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
             every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``, five times in a run for
             any other performance.
-        max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
-            before training, a setting with which coalitions cannot be trained: personalizers, colluders, privacy noise;
+        ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,
+            or in a loop, before training: coalitions cannot be trained with a personalizer, colluders, privacy noise,
             or a part of the module that stays at the clients (``share``), if it is used in the server's scores, or at
             sites. With ``judges="clients"`` each client scores with its own part of the coalition's run, the initial
             one if it is no member.
@@ -227,16 +231,16 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def pending(self) -> str | None:
-        """Message that there are no values before the coalitions are trained after the run; None otherwise."""
+        """Message that there are no values before the coalitions are trained after the run. None otherwise."""
         return self._pending
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
         """Store a function that builds untrained models, whose utilities show how much initial weights change values.
 
-        It is called before the first round. Nothing is stored if clients are the judges.
+        It is called before the first round. Nothing is stored if clients score the models.
 
         Args:
-            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``; None: there are no such models.
+            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``. None: there are no such models.
         """
         if self.judges == "server":  # clients would be asked to judge these models, too
             self._build = build
@@ -266,7 +270,7 @@ class ShadowShapley(MeasuredMetric):
             self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
         self.add_state("starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest)
-        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_rolled)
+        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_last_values)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
@@ -285,12 +289,12 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects.
 
-        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`; only the
+        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`. Only the
         utilities of the empty and the full coalition are stored.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one; only these two if
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. Only these two if
                 coalitions are trained after the run.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
@@ -317,12 +321,12 @@ class ShadowShapley(MeasuredMetric):
                 self.outputs = torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
             return
         if isinstance(utility, TrainedGame):
-            self._share_out(masks, utilities, outputs, utility.weights, utility.by)
+            self._compute_values(masks, utilities, outputs, utility.weights, utility.by)
         else:
-            self._share_out(masks, utilities)
+            self._compute_values(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
-    def _share_out(
+    def _compute_values(
         self,
         masks: Tensor,
         utilities: Tensor,
@@ -358,7 +362,7 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(shape)
 
     def _over_rounds(self, values: Tensor) -> Tensor:
-        """Keep a round's values with those of the rounds before, and return them or, with a sampler, their mean."""
+        """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
         self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
         # The luck of a round's cohorts is in its values.
         return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
@@ -377,12 +381,12 @@ class ShadowShapley(MeasuredMetric):
             masks: bool ``[K, n]``, the empty and the full coalition first.
             utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
                 rounds for which ``update`` has stored utilities.
-            outputs: ``[R, K - 2, V, ...]``, their models' outputs; None: they are not known.
+            outputs: ``[R, K - 2, V, ...]``, their models' outputs. None: they are not known.
             weights: ``[n]``, the clients' weights in the federation's average.
             by: the score of predicted outputs.
 
         Returns:
-            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result;
+            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result.
             ``compute`` returns the last of them from now on.
         """
         self._pending = None
@@ -390,18 +394,19 @@ class ShadowShapley(MeasuredMetric):
         for place, (index, ends, others) in enumerate(zip(self.valued.tolist(), self.ends, utilities.to(self.ends))):
             game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
             own = None if outputs is None else torch.cat([self.outputs[place], outputs[place]])
-            self._share_out(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
+            self._compute_values(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
             self._computed = None
             found[index] = self.compute()
             self.evaluations = self.evaluations + len(masks)
         return found
 
     def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
-        """Replace the utility and the outputs of the full coalition after the last of the stored rounds.
+        """Store the final model's utility and outputs as those of the full coalition. They replace those after the last
+        stored round.
 
         Args:
             utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
-            outputs: ``[V, ...]``, its outputs; None: they are not known.
+            outputs: ``[V, ...]``, its outputs. None: they are not known.
         """
         self.ends = self.ends.clone()
         self.ends[-1, 1] = utility.to(self.ends).reshape(-1)
@@ -444,7 +449,8 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients are
-        the judges, also ``judged``, their last score of the federation's own model."""
+        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
+        score the models, also ``judged``, each client's last score of the federation's own model.
+        """
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

@@ -40,9 +40,10 @@ class Personalized:
 class Personalizer(Strategy):
     """Base class of personalizers, which choose each client's start point.
 
-    A start point is either computed at the server by :meth:`personalize`, which is called at the end of each round, and
-    sent to the client, or the client itself stores it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A
-    client that has neither starts from the global model.
+    A start point is the model from which a client trains in a round. It is either computed at the server by
+    :meth:`personalize`, which is called at the end of each round, and sent to the client, or the client itself stores
+    it in ``local.state[OWN_MODEL]``, and :meth:`start` returns None. A client that has neither starts from the global
+    model.
 
     Attributes:
         gives_peer_values: whether :meth:`personalize` returns ``peer_values``.
@@ -71,11 +72,11 @@ class Personalizer(Strategy):
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, the model ``[P]`` that it predicts and is tested with. By default its start point."""
+        """Return, at the client, the model ``[P]`` with which it predicts and is tested. By default its start point."""
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        """Return, at the server, the model ``[P]`` that a client predicts and is tested with. By default its start
+        """Return, at the server, the model ``[P]`` with which a client predicts and is tested. By default its start
         point.
 
         Returns:
@@ -108,7 +109,7 @@ class Personalizer(Strategy):
 
 
 class UploadKeeper(Personalizer):
-    """Base class of personalizers that store each client's last upload."""
+    """Base class of personalizers that store the last model that each client sent."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -125,7 +126,7 @@ class UploadKeeper(Personalizer):
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
-        """Store the models of the round's clients."""
+        """Store ``part`` of the models of the round's clients. Return what was stored before."""
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
@@ -133,10 +134,12 @@ class UploadKeeper(Personalizer):
         )
         return before
 
-    def judge_all(
+    def collect_values(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
-        """Ask every client of the round for the values of its own and of other clients' models."""
+        """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
+        requests these values from one client. If it does not reply, its stored model is the one in ``before`` again.
+        """
         assert round.clients is not None
         ids = on_host(round.client_ids)
         for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
@@ -152,7 +155,9 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Ask a client for the values of its own and of other clients' models."""
+    """Request from a client the values of its own model and of ``others``. The client computes them by ``question``.
+    None if it does not reply.
+    """
     try:
         values = client.ask(question, others, *args, **kwargs)
         if not isinstance(values, Tensor) or values.shape != (1 + len(others),):

@@ -11,7 +11,7 @@ Where the paper is silent, or we depart:
 - The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, the weights
   of the other clients' models are scaled down to sum to 1, and the weight of the client's own model is 0.
 - Distances and cosines are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
-- For an absent client the last upload is used, and its start point is updated as well.
+- For an absent client the model that it sent last is used, and its start point is updated as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from flsv.utilities.declared import NonNegative, Positive, Share
 
 
 class FedAMP(UploadKeeper):
-    """Personalizer with start points u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j and attention weights
+    """Personalizer that starts each client from an attention-weighted average of all clients' models.
+
+    Client i's start point is u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j with the attention weights
 
         xi_ij = alpha A'(|w_i - w_j|^2),  where A' is the derivative of A(x) = 1 - exp(-x / sigma).
 
@@ -55,7 +57,8 @@ class FedAMP(UploadKeeper):
         self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
-        """Compute the weights of all models for each client, float64 ``[m, m]``, from m clients' parameters ``[m, P]``.
+        """Compute each client's attention weights of all models, float64 ``[m, m]``, from m clients' parameters
+        ``[m, P]``.
 
         Row i has the weights of all models in client i's start point. It sums to 1.
         """

@@ -8,7 +8,7 @@ Where the paper is silent, or we depart:
 - The affinities P are running sums of the signed weights of equation 3, whose magnitudes are scaled to sum to 1 in each
   round: otherwise the first rounds, in which losses fall fastest, would outweigh all later rounds.
 - Distances are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
-- A client downloads the last upload of an absent client.
+- Of an absent client, clients download the model that it sent last.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FedFomo(UploadKeeper):
             return chosen, ask_model_values(client, question, others, round.space.num_parameters)
 
         nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
-        values = self.judge_all(nothing, round, mix, before)
+        values = self.collect_values(nothing, round, mix, before)
         self._affinity = self._affinity.index_add(0, round.client_ids.cpu(), values.nan_to_num(0.0))
         return Personalized(peer_values=values.to(round.client_ids.device))
 
@@ -124,7 +124,9 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """Mix a client's own and the downloaded models by signed weights, at the client."""
+    """Mix a client's own and the downloaded models, at the client. Store the mixture there, and return the signed
+    weights.
+    """
     assert local.model is not None
     assert local.start is not None
     start = local.start

@@ -49,7 +49,9 @@ class HyperNetwork(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Tensor, draw: torch.Generator) -> None:
-        """Initialize the weights so that the network generates ``model [P]`` for every client."""
+        """Initialize the weights, by the generator ``draw``, so that the network generates ``model [P]`` for every
+        client.
+        """
         self.embedding.weight.normal_(generator=draw)
         for layer in self.features:
             if isinstance(layer, nn.Linear):

@@ -16,8 +16,8 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
   client's own model is a member of every coalition, U(empty) is the accuracy of this model, and another model's value
   is the accuracy that it adds. The models of clients that start from the shared model can be averaged. A client then
   uses the mixture, but does not train from it. docs/results/pfedsv.md shows in which federations this helps.
-- For partial participation, which the paper does not treat, the server stores the last upload of each client, which
-  can be downloaded while the client is outside the cohort.
+- For partial participation, which the paper does not treat, the server stores the last model that each client sent,
+  which can be downloaded while the client is outside the cohort.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """Mix a client's own and the downloaded models by their Shapley values, at the client."""
+    """Mix a client's own and the downloaded models by their Shapley values, at the client. Store the mixture there, and
+    return the values.
+    """
     assert local.model is not None
     base, joins = local.model, game == "joining"
     if personal is not None and extractor is not None:
@@ -83,7 +85,7 @@ def collaborate(
     weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
-        mixed = _on_the_way(models, mixed, evaluate)
+        mixed = _best_on_line(models, mixed, evaluate)
     elif safeguard:
         before, after = evaluate(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
@@ -91,8 +93,10 @@ def collaborate(
     return values
 
 
-def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """Return the best of 11 models on the line from the client's own to the mixture."""
+def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
+    """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
+    mixture.
+    """
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
     path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
     # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
@@ -100,7 +104,9 @@ def _on_the_way(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str],
 
 
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
-    """Compute the Shapley values ``[players]`` of the models, the client's own first."""
+    """Compute the models' Shapley values ``[players]``, the client's own model first, in the joining game if
+    ``joins``.
+    """
     if not joins:
         budget = orders * players * (players - 1) + 2
         return permutation_shapley(utility, players, budget=budget, generator=generator).values
@@ -116,12 +122,12 @@ def _values(utility: Utility, players: int, joins: bool, orders: int, generator:
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """Return the personal entries ``[Q]`` of a vector ``[P]``."""
+    """Return the entries ``[Q]`` of a vector ``[P]`` that the mask ``personal`` selects, or all if it is None."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
 def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Put the personal entries ``own [..., Q]`` into the vector ``base [P]``."""
+    """Put ``own [..., Q]`` into those entries of the vector ``base [P]`` that the mask ``personal`` selects."""
     if personal is None:
         return own
     vectors = base.expand(*own.shape[:-1], -1).clone()
@@ -130,7 +136,7 @@ def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Return a mask, bool ``[P]``, of the entries that belong to the named layers."""
+    """Return a mask, bool ``[P]``, of the entries that belong to the named layers, by default the classifier head."""
     if layers is None:
         if space.head is None:
             why = f"shares no {space.unshared_head!r}" if space.unshared_head else "has no linear layer"
@@ -151,7 +157,7 @@ class PFedSV(UploadKeeper):
     a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
     Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`). As
     ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
-    download helps keeps the model that it has trained, without the noise that its upload has for privacy.
+    download helps keeps the model that it has trained, without the privacy noise of the model that it sends.
 
     In its first round a client starts from the initial model of the run, because there is no meaningful global model.
     The exceptions are ``mode="extractor"``, where only the classifier is personalized and all other layers are those of
@@ -303,11 +309,11 @@ class PFedSV(UploadKeeper):
 
         nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         self._cohort = cohort
-        return Personalized(peer_values=self.judge_all(nothing, round, download, before))
+        return Personalized(peer_values=self.collect_values(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """Return :func:`collaborate` with those arguments already given that clients know from the configuration, so
-        that these do not count as traffic.
+        """Return :func:`collaborate` with the arguments bound that clients know from the configuration. These do not
+        count as traffic.
 
         Args:
             num_parameters: number of entries at the beginning of a whole model that are parameters.

@@ -46,12 +46,13 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort, in a sampler that asks clients first (for their losses). By default, call :meth:`sample`.
+        """Draw the cohort, in a sampler that first requests numbers from clients, such as losses. By default, call
+        :meth:`sample`.
 
-        The traffic of the questions is counted in the round for which the cohort is drawn.
+        The traffic of the requests is counted in the round for which the cohort is drawn.
 
         Args:
-            clients: all n clients. Ask them with :meth:`flsv.core.Client.ask` within :func:`flsv.core.map_clients`.
+            clients: all n clients. Send requests by :meth:`flsv.core.Client.ask` within :func:`flsv.core.map_clients`.
             model: the global model ``[P]`` at the start of the round.
             contributions: the metrics' values after the previous round.
             generator: the generator to draw from, and no other.
@@ -81,7 +82,9 @@ class ClientSampler(Strategy):
 
     @property
     def asks(self) -> bool:
-        """Whether the sampler asks clients before it draws a cohort, so that cohorts are not known in advance."""
+        """Whether the sampler sends requests to clients before it draws a cohort, so that cohorts are not known in
+        advance.
+        """
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
@@ -93,8 +96,9 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients: by default,
-        if they are fewer than the sampler's ``cohort_size``."""
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By default
+        this is so if they are fewer than the sampler's ``cohort_size``.
+        """
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "

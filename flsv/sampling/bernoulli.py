@@ -53,7 +53,7 @@ class BernoulliSampler(ClientSampler):
         self.min_cohort = min_cohort
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """Compute the probability of each client's coin, ``[n]``."""
+        """Compute each client's probability to be drawn by one coin flip, ``[n]``."""
         if self.members is None:
             return torch.full((num_clients,), self.expected_cohort / num_clients)
         coin = min(1.0, self.expected_cohort / len(self.members))
@@ -73,12 +73,12 @@ class BernoulliSampler(ClientSampler):
             drawn = (torch.rand(num_clients, generator=generator) < coins).nonzero().flatten()
             if len(drawn) >= self.min_cohort:
                 return drawn
-        return _conditional(coins.tolist(), self.min_cohort, generator)
+        return _draw_conditional(coins.tolist(), self.min_cohort, generator)
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         coins = self.coins(num_clients, contributions)
         p = coins.double()
-        valid = _at_least(p.tolist(), self.min_cohort)[0][self.min_cohort]
+        valid = _probabilities(p.tolist(), self.min_cohort)[0][self.min_cohort]
         if self.min_cohort == 1:
             return (p / valid).to(coins)
         # The probability that another client takes part; in logarithms, since it may be tiny.
@@ -94,7 +94,7 @@ class BernoulliSampler(ClientSampler):
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
             )
-        valid = _at_least([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[0][self.min_cohort]
+        valid = _probabilities([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[0][self.min_cohort]
         if valid < _RAREST:
             raise ConfigurationError(
                 f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {valid:.1g} of all draws "
@@ -102,8 +102,10 @@ class BernoulliSampler(ClientSampler):
             )
 
 
-def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Tabulate the probability ``[n + 1][count + 1]`` that at least c of the clients from i on are drawn."""
+def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
+    """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
+    of the clients i, ..., n - 1.
+    """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
         later = table[-1]
@@ -111,9 +113,9 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
     return table[::-1]
 
 
-def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
+def _draw_conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
     """Draw a cohort by coins, conditional on at least ``count`` clients."""
-    table, drawn, missing = _at_least(coins, count), [], count
+    table, drawn, missing = _probabilities(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
             drawn.append(client)

@@ -1,1 +1,3 @@
-"""Scores of a model's predictions, as torchmetrics. No module here uses clients, coalitions or contributions."""
+"""Scores of a model's predictions, as torchmetrics metrics. No module here uses clients, coalitions or
+contributions.
+"""

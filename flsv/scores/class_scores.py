@@ -1,4 +1,4 @@
-"""A classifier's scores: accuracies, AUROC and average precision, of all samples and by class."""
+"""Scores of a classifier: accuracy, balanced accuracy, AUROC, average precision and F1."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ClassScore(Metric):
 
 
 def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor) -> Tensor:
-    """Average a score of each class against the rest over the classes that occur."""
+    """Average ``score(column, label is this class)`` over the classes that occur, one class against the rest."""
     return torch.stack([score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]).mean()
 
 
@@ -124,7 +124,7 @@ class ClassScores(Metric):
         return self._from_host()[0]
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores, and the number of classes that occur, by one copy to the CPU."""
+        """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
         ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0

@@ -1,4 +1,4 @@
-"""The mean log-probability of what came, such as the tokens of a text."""
+"""MeanLogLikelihood: the mean log-probability of labels, such as the tokens of a text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from torchmetrics import MeanMetric
 
 
 class MeanLogLikelihood(MeanMetric):
-    """Mean log-probability of the labels, nats, where ``forward(x)`` gives each label's log-probability.
+    """Mean log-probability of the labels, in nats. The module's ``forward(x)`` must return each label's
+    log-probability.
 
     A language model's ``forward(tokens)`` gives ``[B, L - 1]``, each token's log-probability given those before, and
-    the labels are ``tokens[:, 1:]``. Coalitions' outputs are predicted from these numbers, not from the logits of a
-    whole vocabulary.
+    the labels are ``tokens[:, 1:]``. Outputs of coalitions that were not trained are predicted from these numbers, not
+    from logits of a whole vocabulary.
 
     Args:
         ignore_index: labels of this value do not count.

@@ -1,4 +1,5 @@
-"""Shapley values of a coalition game: exact, sampled, and in closed form. A game is any function of masks.
+"""Shapley values of a coalition game: exact, sampled, and in closed form. A game is any function from coalition masks
+to utilities.
 
 Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None)``, and returns a
 :class:`ShapleyEstimate`. ``ESTIMATORS`` lists them by name. To choose one:

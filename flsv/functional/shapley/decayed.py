@@ -90,7 +90,9 @@ def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> floa
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
-    """Divide a round's values ``[k]`` by their sum. Return whether the round is skipped or flagged, too."""
+    """Divide a round's values ``[k]`` by their sum. Also return whether the round is skipped (all values are 0) and
+    whether it is flagged (their sum is not positive).
+    """
     # Skipped: all values are 0. Flagged: they sum to 0 or less, and are divided by the sum of absolute values, since
     # a division by their sum would credit clients that did harm.
     values = values.double()

@@ -70,7 +70,7 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of Shapley values, sorted by the size of the coalition that is drawn for them."""
+    """Samples of Shapley values, stratified by the size of the drawn coalition."""
 
     # For each player i a coalition S is drawn without i and the base player k. U(S + k) - U(S + i) estimates SV_k -
     # SV_i.
@@ -83,7 +83,7 @@ class _Strata:
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Draw samples of ``per_size`` evaluations until budget or target ends it."""
+        """Draw samples until the budget is spent, of sizes in random order. A sample takes ``per_size`` evaluations."""
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
@@ -104,7 +104,9 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw S + base player and S + other player, both bool ``[R, n-1, n]``, for S of the given sizes ``[R]``."""
+        """Draw coalitions S of the given sizes ``[R]`` for each other player. Return S + base player and S + other
+        player, both bool ``[R, n-1, n]``.
+        """
         others = self.num_players - 1
         free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
         drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
@@ -116,7 +118,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values that follow to the samples of their size."""
+        """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
         both = self.run(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
@@ -126,7 +128,7 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
-        """Return the values ``[n, M]``, means over the coalition sizes."""
+        """Return the estimated Shapley values ``[n, M]``, means over the coalition sizes."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:

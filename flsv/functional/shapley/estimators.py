@@ -33,7 +33,9 @@ _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def estimator_of(estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]) -> Estimator:
-    """Choose an estimator, and bind its arguments: ``f(utility, num_players, *, generator)``."""
+    """Return an estimator with its arguments bound, ``f(utility, num_players, *, generator)``. A name is looked up,
+    ``"auto"`` chooses by the number of players.
+    """
     if callable(estimator):
         return partial(estimator, **arguments)
     if estimator != "auto":

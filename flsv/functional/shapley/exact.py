@@ -22,13 +22,15 @@ _CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweig
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """List coalitions by number, bool ``[stop - start, n]``: bit i of a number is set if player i is in."""
+    """List the coalitions ``start`` to ``stop - 1`` as masks, bool ``[stop - start, n]``. Bit i of a coalition's number
+    is set if player i is a member.
+    """
     numbers = torch.arange(start, 2**num_players if stop is None else stop)
     return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
-    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``."""
+    """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
     # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
     num_players = len(table).bit_length() - 1

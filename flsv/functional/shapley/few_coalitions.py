@@ -171,7 +171,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
-    """Fit the Gaussian process to one game, and return its values' means and deviations ``[n]``."""
+    """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
         nothing = torch.zeros(n, dtype=torch.float64)

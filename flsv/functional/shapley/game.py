@@ -63,7 +63,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not in ``known``, and the position at which each occurs first."""
+    """Return ``{key: position}``, the first position of each key that is not in ``known``."""
     new: dict[Key, int] = {}
     for position, key in enumerate(keys):
         if key not in known:
@@ -121,7 +121,9 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations ``[G]`` that the first g + 1 groups ``[G, K, n]`` take, for each g."""
+        """Count the new evaluations that groups of coalitions ``[G, K, n]`` need. Entry g of ``[G]`` is for the first g
+        + 1 groups.
+        """
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
@@ -141,7 +143,7 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate the coalitions without a stored utility in one call."""
+        """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
         rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return
@@ -166,7 +168,7 @@ MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
 
 
 class Sampling(MemoizedGame):
-    """A memoized game with the budget of one call of a sampled estimator, by default 50 n distinct evaluations."""
+    """A memoized game with a budget, for one call of a sampled estimator. The default is 50 n distinct evaluations."""
 
     # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
     # the players' numbering.
@@ -185,7 +187,7 @@ class Sampling(MemoizedGame):
 
     @property
     def buys_all(self) -> bool:
-        """Return whether all coalitions of at most 22 players can be evaluated."""
+        """Return whether the budget suffices for all coalitions, of at most 22 players."""
         return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
 
     @property
@@ -194,5 +196,5 @@ class Sampling(MemoizedGame):
         return self.budget - self.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Return how many groups of coalitions ``[G, K, n]``, from the first on, the budget still suffices for."""
+        """Return how many groups of coalitions ``[G, K, n]`` the remaining budget covers. Groups are taken in order."""
         return int((self.cost(groups) <= self.left).sum())

@@ -17,13 +17,17 @@ def random_permutations(count: int, num_players: int, generator: Generator | Non
 
 
 def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``, uniform among those of a size."""
+    """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``. All coalitions of a size are equally
+    likely.
+    """
     ranks = random_permutations(len(sizes), num_players, generator).argsort(dim=1)
     return ranks < sizes[:, None]
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the first player, the first two, ..., the first n - 1 of each order: bool ``[P, n-1, n]``."""
+    """List the proper prefixes of each order as coalitions, bool ``[P, n-1, n]``: its first 1, 2, ..., n - 1
+    players.
+    """
     ranks = permutations.argsort(dim=1)
     return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
 
@@ -132,21 +136,23 @@ def permutation_shapley(
         return exact_shapley(utility, num_players)
     # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
-    moments, pairs = _walk(run, group, most, generator, truncation)
+    moments, pairs = _sample_orders(run, group, most, generator, truncation)
     stderr = moments.stderr
     if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
     return run.estimate(moments.mean, stderr)
 
 
-def _walk(
+def _sample_orders(
     run: Sampling,
     group: int,
     most: int,
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample groups of orders until budget or ``most`` ends it. Count the different groups, too."""
+    """Sample up to ``most`` groups of orders within the budget. Return the moments of the marginal contributions and
+    the number of distinct groups.
+    """
     moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
     per_group = max(group * (n - 1), 1)
     run.empty_and_grand()
@@ -262,7 +268,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Compute the standard error of the mean of marginal contributions."""
+    """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
     # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))

@@ -1,12 +1,13 @@
 r"""Shapley values from predicted outputs: the utilities of coalitions that were never trained.
 
 Training a federation for every coalition of its n clients costs 2^n trainings. A score of each client alone is cheap,
-but it forgets on which samples a model is right. Outputs do not. So this module predicts the *outputs* of a missing
-coalition's model on every validation sample, from those of the coalitions that were trained, and scores them.
+but does not show on which samples a model is right. Outputs do. So this module predicts the *outputs* that a missing
+coalition's model would have on every validation sample, from those of the coalitions that were trained, and scores
+them.
 
-A federation's model is, nearly, a function of the mixture of data that it was trained on. With w_S the members' shares
-of the weight of coalition S, a point of the simplex, single clients are its corners and all clients an inner point. Two
-predictions are made:
+A federation's model is, nearly, a function of the mixture of data that it was trained on. Let w_S be the members'
+shares of the weight of coalition S, a point of the simplex. Its corners are single clients, and all clients are an
+inner point. Two predictions are made:
 
 - *interpolation*: a Gaussian process over these points with the kernel
 
@@ -57,13 +58,15 @@ Score = Callable[[Tensor], Tensor]
 
 
 def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
-    """Compute each member's share of its coalition's weight, float64 ``[K, n]``. 0 for the empty one."""
+    """Compute each member's share of its coalition's total weight, float64 ``[K, n]``. 0 in the empty coalition."""
     own = masks.double() * weights.double().cpu()
     return own / own.sum(1, keepdim=True).clamp_min(1e-300)
 
 
 def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Compute the Gaussian process's map ``[K, T]`` from trained coalitions' outputs to others'. Rows sum to 1."""
+    """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
+    of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
+    """
     points, at = coalition_shares(trained, weights), coalition_shares(masks, weights)
     inverse = torch.linalg.inv(_kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64))
     mean = inverse.sum(0) / inverse.sum()
@@ -76,7 +79,9 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
-    """Center logits ``[T, V, ..., M]``, and scale those down that exceed 1.5 times single clients' median norm."""
+    """Center logits ``[T, V, ..., M]`` of T models, and scale large ones down. A model's mean norm gets at most 1.5
+    times the median of the models that the mask ``singles`` selects.
+    """
     # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
     # interpolation.
     centered = logits - logits.mean(-1, keepdim=True)
@@ -99,7 +104,9 @@ class PredictedValues(ShapleyEstimate):
 
 
 class PredictedGame:
-    """A game of trained coalitions' utilities and of scores of predicted outputs: masks ``[K, n]`` to ``[K, 2 M]``."""
+    """Game of masks ``[K, n]`` with utilities ``[K, 2 M]``, by interpolation and by ensemble. Trained coalitions have
+    their own utilities, others the scores of predicted outputs.
+    """
 
     # First the M utilities of interpolated outputs, then those of the ensemble's; trained coalitions have their own
     # in both. Raises ValueError if shapes do not fit, a number is not finite, or a needed coalition is missing.
@@ -145,7 +152,7 @@ class PredictedGame:
         return found.flatten(1)
 
     def _predict(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict outputs ``[c, V, ...]`` in both ways."""
+        """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
         mixing = interpolation_weights(masks, self._trained, self._weights).to(self._outputs)
         interpolated = (mixing @ self._outputs).view(-1, *self._shape)
         ensemble = (coalition_shares(masks, self._weights).to(self._own) @ self._own).view(-1, *self._shape)
@@ -166,13 +173,13 @@ def predicted_shapley(
 
     Args:
         trained: bool ``[T, n]``, the trained coalitions: the empty and the grand one, and each player alone, at least.
-            Train whole sizes only, such as all coalitions without one player: a part of a size favors its members.
+            Of each size train all coalitions or none: training some favors their members.
         utilities: ``[T]`` or ``[T, M]``, the trained coalitions' own utilities, such as accuracies.
         outputs: ``[T, V, ...]``, their models' outputs for V validation samples. Of classifiers logits ``[T, V, M]``.
         weights: ``[n]``, the weights with which the federation averages its clients, such as numbers of samples.
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``, in the utilities' unit.
         logits: whether the outputs are logits. False for regressions.
-        generator: the generator that draws orders of more than 16 players. None: one with seed 0.
+        generator: the generator that draws orders of the players if there are more than 16. None: one with seed 0.
 
     Returns:
         The values, float64 ``[n]`` or ``[n, M]``, and the two predictions' ``disagreement``, of the same shape. Up to
@@ -205,7 +212,7 @@ def predicted_shapley(
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:
-    """Compute values from both predictions' utilities of all coalitions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
+    """Compute Shapley values from all coalitions' utilities by both predictions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
     both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
     return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
 
@@ -215,6 +222,6 @@ def _mean(both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
 
 
 def whole_layers(trained: Tensor) -> bool:
-    """Return whether the coalitions have each player alone, and all or none of every other size."""
+    """Return whether ``trained`` contains each player alone, and all or no coalitions of every other size."""
     n, counts = trained.shape[1], torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist()
     return counts[1] == n and all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))

@@ -23,22 +23,28 @@ broadcast."""
 
 
 def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel of additive games."""
+    """Return the kernel j between coalitions S and T, for additive games. j is |S n T|, s is |S|, t is |T|."""
     return j + 0 * s
 
 
 def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel of games with interactions of two players."""
+    """Return the kernel j (j - 1) / 2 between coalitions S and T. It is for games with interactions of two players. j
+    is |S n T|, s is |S|, t is |T|.
+    """
     return j * (j - 1) / 2 + 0 * s
 
 
 def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return the kernel of games that are linear in the average update. 0 if a coalition is empty."""
+    """Return the kernel j / (s t) between coalitions S and T, or 0 if one is empty. It is for games that are linear in
+    the average update. j is |S n T|, s is |S|, t is |T|.
+    """
     return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
 
 
 def gaussian(squared_width: float) -> Kernel:
-    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) of averaging weights c_S = z / |S|, 0 if empty."""
+    """Return the Gaussian kernel exp(-|c_S - c_T|^2 / (2 w)) with the squared width w. Here c_S = z / |S|, with z the
+    membership vector of coalition S, and c_S = 0 if S is empty.
+    """
 
     def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
         own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
@@ -48,13 +54,15 @@ def gaussian(squared_width: float) -> Kernel:
 
 
 def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
-    """Compute a kernel's matrix ``[A, B]`` between coalitions ``[A, n]`` and ``[B, n]``."""
+    """Compute the kernel matrix ``[A, B]`` between coalitions ``left [A, n]`` and ``right [B, n]``."""
     left, right = left.to(torch.float64), right.to(torch.float64)
     return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
-    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), for coalitions T ``[B, n]``."""
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T). There is one game for each T in
+    ``coalitions [B, n]``.
+    """
     # k depends only on j = |S n T|, s and t, so that all members of T have one value, and all others one. A player's
     # predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is hypergeometric:
     #  inside(t) = 1/n sum_s sum_j C(t-1, j) C(n-t, s-j) / C(n-1, s) [k(j+1, s+1, t) - k(j, s, t)]
@@ -78,7 +86,9 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
-    """Compute the probabilities of the hypergeometric distribution."""
+    """Compute hypergeometric probabilities ``[population + 1, most + 1]``. Entry (d, h) is that of h ``marked``
+    elements among d drawn ones.
+    """
     drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
     hits = torch.arange(most + 1, dtype=torch.float64)
     possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)
@@ -96,7 +106,7 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
 
 @dataclass
 class Layer:
-    """Pairs of a coalition of one size and its complement."""
+    """Sampled pairs of a coalition of the given ``size`` and its complement."""
 
     # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``sizes`` is 2 if the halves
     # differ in size.
@@ -110,7 +120,7 @@ class Layer:
 
     @property
     def centered(self) -> Tensor:
-        """Return the drawn membership vectors minus s/n, float64 ``[m, n]``."""
+        """Return the drawn membership vectors minus size / n, float64 ``[m, n]``."""
         return self.masks.to(torch.float64) - self.size / self.masks.shape[1]
 
     @property
@@ -139,7 +149,7 @@ class PairedSample:
         self.capacity = sum(layer.capacity for layer in self.layers)
 
     def draw(self, total: int) -> None:
-        """Draw ``total`` pairs, by the shares that are optimal if utilities spread equally at all sizes."""
+        """Draw ``total`` pairs. The numbers per size are optimal if utilities have the same variance at all sizes."""
         # With m draws a layer adds 1 / (s (n - s) m) to the variance.
         n = self.num_players
         counts = [layer.minimum for layer in self.layers]
@@ -207,7 +217,9 @@ class Surrogate:
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """Fit the kernel and penalty of the largest marginal likelihood. Return leave-one-out residuals ``[m, M]``, too."""
+    """Fit a surrogate with the kernel and ridge penalty of the largest marginal likelihood. Also return the
+    leave-one-out residuals ``[m, M]``.
+    """
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
     y = (utilities - mean) / scale
@@ -219,7 +231,9 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
 
 
 def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
-    """Choose the ridge penalty of the largest marginal likelihood for one kernel."""
+    """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``. Return the loss, the scaled
+    kernels, and the regularized matrix's eigenvectors and eigenvalues.
+    """
     parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
     for kernel in kernels:
         part = gram(kernel, masks, masks)
@@ -237,7 +251,9 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 def adjusted_values(
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]], play: MemoizedGame, sample: PairedSample
 ) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors ``[n, M]``, by a surrogate and its residuals."""
+    """Compute Shapley values and standard errors ``[n, M]``. The values are those of a fitted surrogate, corrected by
+    its residuals.
+    """
     # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
     # KernelSHAP with the expectation of its matrix in place of the sampled one (Witter, Liu and Musco, arXiv

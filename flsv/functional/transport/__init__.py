@@ -1,3 +1,3 @@
 """Optimal transport between data sets: distances, the federated protocol, and values of clients and samples. Callers
-pass features. This package computes none.
+pass features, which are not computed here.
 """

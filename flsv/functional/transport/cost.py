@@ -40,7 +40,7 @@ def check_points(x: Tensor, name: str = "x") -> None:
 
 
 def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
-    """Raise ConfigurationError unless both pass :func:`check_points` with as many features."""
+    """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_points` and have as many features."""
     check_points(x, name)
     check_points(x2, name2)
     if x.shape[1] != x2.shape[1]:
@@ -59,7 +59,7 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 
 def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
-    """Raise ConfigurationError unless both sides are samples with classes."""
+    """Raise ConfigurationError unless ``x, y`` and ``x2, y2`` are samples with classes."""
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")

@@ -75,7 +75,7 @@ def lava(
 
 @checked
 def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """Compute squared 2-Wasserstein distances ``[V, V2]`` between the classes of two data sets, ascending."""
+    """Compute squared 2-Wasserstein distances ``[V, V2]`` between two data sets' classes, both in ascending order."""
     # A linear program per pair of classes, whose time grows with the cube of a class's size. If both sides are the same
     # tensors, each pair is solved once.
     check_labeled(x, y, x2, y2)

@@ -75,23 +75,23 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
 
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrites the costs."""
+    """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
     # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
     # alternating updates the two sides' potentials would differ.
-    return _potentials(cost, eps, scaling, _half_way)[0]
+    return _potentials(cost, eps, scaling, _scale_both)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
-    """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrites the costs."""
+    """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrite ``cost [m, m2]``."""
     # eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
     # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
     # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
     # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
-    return _potentials(cost, eps, scaling, _over_relaxed)
+    return _potentials(cost, eps, scaling, _scale_in_turn)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Compute the entropic potentials, with a given function for the last stage."""
+    """Compute the entropic dual potentials in stages of falling regularization, with ``finish`` for the last stage."""
     # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
     # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
     # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).
@@ -113,7 +113,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
         f, g = (f + _soft_minimum(cost, g, eps)) / 2, (g + _soft_minimum(cost.T, f, eps)) / 2
         torch.sub(g, cost, out=plan).add_(f[:, None]).div_(eps).exp_()
         plan.masked_fill_(plan < NO_MASS, 0.0)
-        u, v, steps, error = (finish if eps == last else _half_way)(plan, left if eps == last else STAGE_ITERATIONS)
+        u, v, steps, error = (finish if eps == last else _scale_both)(plan, left if eps == last else STAGE_ITERATIONS)
         f, g = f + eps * u, g + eps * v
         if eps == last:
             left -= steps
@@ -131,8 +131,10 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
     return (largest * (f + shift)).to(cost.dtype), (largest * (g - shift)).to(cost.dtype)
 
 
-def _half_way(plan: Tensor, iterations: int) -> Finished:
-    """Find scalings that give a plan uniform marginals, by simultaneous updates of both sides."""
+def _scale_both(plan: Tensor, iterations: int) -> Finished:
+    """Scale a transport plan to uniform marginals, by simultaneous updates of both sides. Return the log factors of
+    rows and columns, the number of steps and the error.
+    """
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
     while steps < iterations and error >= TOLERANCE:
@@ -143,8 +145,10 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
     return u.log(), v.log(), steps, error
 
 
-def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
-    """Find scalings that give a plan uniform marginals, by alternating over-relaxed updates."""
+def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
+    """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
+    :func:`_scale_both`.
+    """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
     while steps < iterations:
@@ -196,7 +200,7 @@ def direct_values(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the values of a client's samples from these and the validation samples.
+    """Compute the values of a client's samples by comparison with the validation samples.
 
     The paper's potential does not detect label noise: clean samples' distances vary by more than a wrong label adds,
     and mislabeled samples compensate for each other. So the potential f(from -> to) is split into
@@ -253,13 +257,13 @@ def client_values(
 ) -> Tensor:
     """Compute the values of a client's samples at the client, without validation samples.
 
-    They are replaced by the points that the server has sent to the client, see :class:`TransportClient`.
+    The points that the server has sent replace the validation samples, see :class:`TransportClient`.
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``. None: only features count.
-        gamma: ``[S, d']``, the points from the :class:`TransportServer`, if client and server use the samples'
-            :func:`label_embedding`, with d' coordinates, in place of the samples. If ``y`` is None, only the first d
+        gamma: ``[S, d']``, the points from the :class:`TransportServer`. Client and server must have used the
+            :func:`label_embedding` of their samples, which has d' coordinates. If ``y`` is None, only the first d
             coordinates are used, and d' may be d.
         part: as for :func:`direct_values`.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and

@@ -43,7 +43,7 @@ def wasserstein_distance(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the Wasserstein distance between two sets of equally heavy samples.
+    """Compute the Wasserstein distance between two sets of equally weighted samples.
 
         W_p = (min over plans pi of sum_ij pi_ij d_ij^p)^(1/p)
 
@@ -75,7 +75,9 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal plan ``[m, m2]`` between equally heavy points, and W_p, from squared distances."""
+    """Compute an optimal transport plan ``[m, m2]`` and the distance W_p. The points have equal weights and the
+    ``squared`` distances.
+    """
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
@@ -121,8 +123,8 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
     If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
 
     Args:
-        x: equally heavy samples, ``[m, d]``.
-        x2: equally heavy samples, ``[m2, d]``.
+        x: equally weighted samples, ``[m, d]``.
+        x2: equally weighted samples, ``[m2, d]``.
         t: the position between ``x`` (0) and ``x2`` (1), in (0, 1).
         p: the exponent of the distance in the optimal plan's cost, at least 1.
 
@@ -139,13 +141,17 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute the optimal plan ``[m, m2]`` between two sets of equally heavy points, and W_p."""
+    """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
+    weights.
+    """
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
 def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
-    """Move the ``support`` points of one set towards the means of their partners in the other (eq. 6)."""
+    """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``support``
+    points.
+    """
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
     if support == len(x):
@@ -166,8 +172,8 @@ class TransportClient:
 
     A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
     and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
-    sample (``docs/results/fedbary.md``). So a client answers S < m/2 points only. That is no proof of
-    privacy: many iterations send many means.
+    sample (``docs/results/fedbary.md``). So a client answers S < m/2 points only. This does not guarantee privacy: many
+    iterations send many means.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
@@ -351,7 +357,7 @@ def federated_wasserstein(
 
 
 class AnsweringClient(Protocol):
-    """Clients of :func:`wasserstein_barycenter`, like :class:`TransportClient`."""
+    """Interface of the clients of :func:`wasserstein_barycenter`, such as :class:`TransportClient`."""
 
     @property
     def dim(self) -> int: ...
@@ -363,7 +369,7 @@ class FederatedBarycenter:
     """The result of :func:`wasserstein_barycenter`.
 
     Attributes:
-        support_points: the S points of the barycenter, ``[S, d]``, equally heavy.
+        support_points: the S points of the barycenter, ``[S, d]``, equally weighted.
         distances: ``[n]``, each client's distance in the last iteration, in feature units: the Wasserstein distance
             from its samples to its interpolating measure plus that from there to the barycenter.
     """

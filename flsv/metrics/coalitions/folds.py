@@ -46,7 +46,9 @@ class Fold(ABC):
         """Declare the fold's states in the metric, with ``width`` columns (the number of classes, or 1)."""
 
     def factor(self, round_index: int) -> float:
-        """Return the factor by which a round's values are multiplied. If it is 0, the round's game is not evaluated."""
+        """Return the factor by which this round's values are multiplied. If it is 0, the round's game is not
+        evaluated.
+        """
         return 1.0
 
     @abstractmethod
@@ -109,8 +111,9 @@ class MovingAverage(Fold):
         metric.stderr = latest(torch.stack([metric.stderr, now]))
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors that enter the average: here those of the round's estimate, in
-        :class:`SurrogateAverage` the normalized ones."""
+        """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in
+        :class:`SurrogateAverage` the normalized ones.
+        """
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:
@@ -225,7 +228,9 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated."""
+        """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated (not
+        evaluated).
+        """
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property

@@ -182,7 +182,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """Make the coalition game of an artificial round of all n clients' updates ``[n, P]`` from ``start [P]``."""
+    """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
+    ``start [P]``.
+    """
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters
     models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative
