@@ -1,5 +1,6 @@
-"""Data for a federation: sources, partitioners, corruptions, and the data module that combines them. No code in this
-package reads a model.
+"""Data for a federation: sources, partitioners, corruptions, and the data module that combines them.
+
+No code in this package reads a model.
 """
 
 from flsv.data.corruption import ClientChoice, ClosedSetLabelNoise, Corruption, GaussianNoise, OpenSetLabelNoise

@@ -1,4 +1,7 @@
-"""Hashes of samples, which ensure that a run is resumed with unchanged data, and checks for NaN and infinite inputs."""
+"""Hashes of samples, and checks of inputs for NaN and infinite numbers.
+
+A run is resumed only if its samples have the same hashes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return ``{participant: hash}`` of the participants' samples; what is hashed is in docs/reliability.md."""
+    """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
+    hashed.
+    """
     return {name: _hash_of(dataset, indices) for name, indices in holders.items() if len(indices)}
 
 
@@ -48,7 +53,7 @@ def _hash_of(dataset: Any, indices: Tensor) -> str:
 
 
 def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
-    """Return names and sizes of a folder's images and, of small ones, hashes; nothing of other data sets."""
+    """Return a folder's image names and sizes, with hashes of small ones. Other data sets give an empty list."""
     from torchvision.datasets import DatasetFolder
 
     if not isinstance(dataset, DatasetFolder):
@@ -65,8 +70,10 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _read(dataset: Any, index: int) -> bytes:
-    """Return the hash of a sample, of a shallow copy of the data set, since a file that it opens must be opened anew in
-    each worker; empty if two readings differ or fail."""
+    """Return the hash of one sample, or an empty one if two readings differ or fail.
+
+    It reads from a shallow copy of the data set, because each worker must open the data set's files itself.
+    """
     twice = []
     for _ in range(2):
         with isolated_rngs(0, "contents"):
@@ -80,7 +87,7 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def loader_hash(loaders: Any) -> str:
-    """Return the hash of the samples that loaders read; empty if they do not give access to them."""
+    """Return the hash of the samples that loaders read, or "" if the samples cannot be accessed."""
     parts: list[str] = []
     for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
         if isinstance(loader, TensorBatches):
@@ -91,8 +98,7 @@ def loader_hash(loaders: Any) -> str:
 
 
 def loader_rows(loaders: Any) -> int | None:
-    """Count the samples that a loader, or a list of loaders, reads; return None if a loader does not know its
-    length."""
+    """Count the samples that one or several loaders read. Return None if a loader has no length."""
     rows = 0
     for loader in each_loader(loaders):
         held: Any = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
@@ -103,8 +109,10 @@ def loader_rows(loaders: Any) -> int | None:
 
 
 def not_finite(dataset: Dataset) -> Tensor:
-    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; a last tensor of several is
-    the target."""
+    """Return the indices of samples with NaN or infinite inputs, int64 ``[n]``.
+
+    The last of several tensors is the target and is not checked.
+    """
     tensors, rows = tensors_of(dataset, None)
     held = tensors or ()
     inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
@@ -118,7 +126,7 @@ def not_finite(dataset: Dataset) -> Tensor:
 
 
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
-    """Raise ConfigurationError for validation and test samples whose inputs are not finite."""
+    """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}
     for client, parts in enumerate(splits.clients):

@@ -41,10 +41,10 @@ class ClientChoice(ValidatedArguments):
     and more.
 
     Args:
-        clients: numbers of the clients; None: see ``fraction``.
-        fraction: share of the clients to draw, in [0, 1], rounded to a whole number of clients; None: all clients,
+        clients: ids of the clients, from 0. None: see ``fraction``.
+        fraction: share of the clients to draw, in [0, 1], rounded to a whole number of clients. None: all clients,
             unless ``clients`` is given.
-        seed: seed of the draw; None: the seed of ``seed_everything``.
+        seed: seed of the draw. None: the seed of ``seed_everything``.
 
     Raises:
         ConfigurationError: both ``clients`` and ``fraction`` are given, or one is out of range. From :meth:`chosen`: a
@@ -73,7 +73,7 @@ class ClientChoice(ValidatedArguments):
         self.seed = seed
 
     def chosen(self, num_clients: int) -> list[int]:
-        """Return the numbers of the chosen clients out of ``num_clients``, ascending."""
+        """Return the ids of the chosen clients out of ``num_clients``, ascending."""
         if self.clients is not None:
             if max(self.clients, default=0) >= num_clients:
                 raise ConfigurationError(
@@ -94,7 +94,7 @@ class ClientChoice(ValidatedArguments):
 
 
 class Corruption(ClientChoice, ABC):
-    """Base class of corruptions, which change the training data of some clients once, when the data are partitioned.
+    """Base class of corruptions, which change some clients' training data once, after partitioning.
 
     Subclasses override :meth:`corrupt`, which is called for each chosen client with its training samples. All
     validation and test samples and the other clients' data stay unchanged. So does the source's data set: the changed
@@ -103,7 +103,7 @@ class Corruption(ClientChoice, ABC):
     Args:
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
         fraction: share of the clients whose data are changed, in place of ``clients``.
-        seed: seed of the choice of clients and of all noise; None: the seed of ``seed_everything``.
+        seed: seed of the choice of clients and of all noise. None: the seed of ``seed_everything``.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -141,12 +141,12 @@ class Corruption(ClientChoice, ABC):
 
 
 def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw ``rate * count`` (halves up) different indices of 0 .. ``count`` - 1, int64 ``[n]``."""
+    """Draw ``round(rate * count)`` different indices from 0 to ``count`` - 1, int64 ``[n]``. Halves are rounded up."""
     return torch.randperm(count, generator=generator)[: int(rate * count + 0.5)]
 
 
 class GaussianNoise(Corruption):
-    """Gaussian noise ``N(0, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
+    """Gaussian noise ``N(0, std^2)`` on the inputs, drawn once and the same in every round.
 
     The standard deviation is in the unit of the inputs as the network gets them. torchvision's images then have a
     standard deviation of 1, 8-bit images of an ``.npz`` file lie in -1 .. 1, digits in 0 .. 1. Noisy inputs are not
@@ -202,15 +202,16 @@ class GaussianNoise(Corruption):
 
 
 class ClosedSetLabelNoise(Corruption):
-    """Label noise that flips labels to other classes of the task: from ``y`` to ``(y + 1) mod C`` with ``C`` classes,
-    or to a random class.
+    """Label noise that flips labels to other classes of the task.
+
+    With ``C`` classes, label ``y`` becomes ``(y + 1) mod C`` or a random other class.
 
     A flip never keeps the label. :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were
     flipped.
 
     Args:
         rate: share of each client's samples whose label is flipped, rounded to a whole number of samples.
-        to: ``"next"``: the next class, as in ShapleyFL; ``"random"``: any other class with equal probability.
+        to: ``"next"``: the next class, as in ShapleyFL. ``"random"``: any other class with equal probability.
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
         fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and of the flips.
@@ -249,17 +250,16 @@ class ClosedSetLabelNoise(Corruption):
 
 
 class OpenSetLabelNoise(Corruption):
-    """Label noise with classes unknown to the task: the chosen clients train on images of these classes under known
-    labels.
+    """Label noise in which chosen clients train on images of unknown classes under known labels.
 
     Unknown classes are not part of the task, so their samples are removed from all other clients and from all
-    validation and test sets. ``num_classes`` stays unchanged; the outputs for unknown classes are never trained.
+    validation and test sets. ``num_classes`` stays unchanged. The outputs for unknown classes are never trained.
 
     Args:
-        unknown_classes: the classes that are not part of the task; at least one known class must be left.
+        unknown_classes: the classes that are not part of the task. At least one known class must be left.
         to: the label of an image of an unknown class. ``"next"``: the next known class, cyclically, as in the authors'
             code, where images of an even class get the next odd class. ``"random"``: any known class.
-        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`; by default all
+        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`. By default all
             clients, as in the paper's code.
         fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and of random labels.

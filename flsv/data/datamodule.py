@@ -31,7 +31,7 @@ _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
 class FederatedDataModule(FederationView):
-    """Data module that partitions a data set among the clients of a federation; it works in any ``Trainer``, too.
+    """Data module that partitions a data set among a federation's clients, for any ``Trainer``.
 
     Attributes are read-only after construction, except ``batch_size``.
 
@@ -52,34 +52,34 @@ class FederatedDataModule(FederationView):
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
-        partitioner: assigns samples to clients; by default ``GroupPartitioner()`` if the data are given by client or
+        partitioner: assigns samples to clients. By default ``GroupPartitioner()`` if the data are given by client or
             ``groups`` are given, else ``IIDPartitioner(num_clients=5)``.
-        batch_size: samples per training batch; None: the batch size of the wrapped data module, else 32.
+        batch_size: samples per training batch. None: the batch size of the wrapped data module, else 32.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
             Face data sets, or paths of CSV files or of folders of images. Classes that have names get the same numbers
             at all clients, even if a client lacks some of the classes.
-        val: the server's validation data, in one of the forms of a client's data; then no training sample is set aside
+        val: the server's validation data, in one of the forms of a client's data. Then no training sample is set aside
             for validation by the server.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or of a field of its samples; False for data without
             classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
             if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
-            metrics per class); without labels, all samples belong to one class.
-        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer; None: the
+            metrics per class). Without labels, all samples belong to one class.
+        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
             warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
-            class 1; if labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
+            class 1. If labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
-            its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
-            by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
+            its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
+            By default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
             clients are named after their groups.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
             options as a dictionary. Means, deviations and categories are fitted on the clients' training rows only.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, applied in this order, such as
-            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)``. Validation
+            ``[ClosedSetLabelNoise(fraction=0.3)]``. Data that are not tensors need ``Loader(preload=True)``. Validation
             and test samples and the data set itself stay unchanged.
         files: location of named data sets and files, see :class:`~flsv.data.Files`.
         loader: options of the loaders, see :class:`~flsv.data.Loader`.
@@ -196,7 +196,7 @@ class FederatedDataModule(FederationView):
     # Lightning's life cycle
 
     def prepare_data(self) -> None:
-        """Download missing data sets if ``Files.download`` is set; a wrapped data module prepares its own data."""
+        """Download missing data sets if ``Files.download`` is set, or prepare a wrapped data module."""
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
@@ -204,7 +204,7 @@ class FederatedDataModule(FederationView):
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and partition them. Further calls, for any stage, change nothing."""
+        """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
         if self._module is not None:
             if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
@@ -240,38 +240,42 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data at a participant's own site. In the federation the site's clients have the numbers from
-        ``first_client`` on."""
+        """Set up the data at a participant's own site, as the federation's clients from number ``first_client`` on."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
 
     def join(self, name: str, given: Any) -> None:
-        """Add a client, the last one, all of whose samples are for training. All else stays as it is: the server's
-        validation data, the others' samples, and the means and categories of a table, which are the others'.
+        """Add a last client, all of whose samples are for training.
+
+        The server's validation data, the other clients' samples, and a table's means and categories do not change.
 
         Args:
-            name: the client's name.
+            name: name of the new client.
             given: its data, in one of the forms of a client's data.
 
         Raises:
-            ConfigurationError: the data cannot be read, or have other classes; or a data module is wrapped.
+            ConfigurationError: the data cannot be read, or have other classes, or a data module is wrapped.
         """
         self.setup("fit")
         source = open_source(self.source, self._reading, self._held_out, self._clients, {name: given})
         self._dealt = with_client(self._data, source, name, self.loader, self.labels)
 
     def teardown(self, stage: str) -> None:
-        """Call a wrapped data module's ``teardown`` if it overrides it; the next ``setup`` then reads the data
-        again."""
+        """Call a wrapped data module's ``teardown``.
+
+        If it overrides this hook, the next ``setup`` reads the data again.
+        """
         if self._module is not None and is_overridden("teardown", self._module):
             self._module.teardown(stage)
             self._stages.clear()
             self._stale = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped data module's state; without one an empty dictionary, because the seed determines the
-        data."""
+        """Return the wrapped data module's state.
+
+        Without a wrapped module it is an empty dictionary, because the seed determines the data.
+        """
         return {} if self._module is None else self._module.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -279,8 +283,11 @@ class FederatedDataModule(FederationView):
             self._module.load_state_dict(state_dict)
 
     def train_dataloader(self) -> Iterable[Any]:
-        """Return the train dataloader: in a federated fit the next round's batches; in any other fit, shuffled batches
-        of all clients' training samples together."""
+        """Return the training dataloader.
+
+        In a federated fit it yields the next round's batches, in any other fit shuffled batches of all clients'
+        samples.
+        """
         if self.round_loader is not None:
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
@@ -288,11 +295,11 @@ class FederatedDataModule(FederationView):
         return self._shuffled(pooled, generator_for(self.splits.seed, "pooled", epoch))
 
     def val_dataloader(self) -> Any:
-        """Return the server's validation loader; an empty list if there is none."""
+        """Return the server's validation loader, or an empty list if there is none."""
         return [] if self._data.val is None else self._data.val
 
     def test_dataloader(self) -> Any:
-        """Return a loader of the test set, of which no client has a sample."""
+        """Return a loader of the test set, which contains no client's samples."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
         test = self._data.test
@@ -301,7 +308,7 @@ class FederatedDataModule(FederationView):
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
-        """Return the wrapped data module's prediction loader, else the loader of the test set."""
+        """Return the wrapped data module's prediction loader, or else the test loader."""
         if self._module is not None and is_overridden("predict_dataloader", self._module):
             return self._module.predict_dataloader()
         return self.test_dataloader()
@@ -310,8 +317,7 @@ class FederatedDataModule(FederationView):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per training batch: the argument, else the batch size that ``setup`` found, else that of a wrapped
-        data module."""
+        """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
         return self._batch_size or found or getattr(self._module, "batch_size", None)
 
@@ -323,7 +329,7 @@ class FederatedDataModule(FederationView):
 
     @property
     def hparams(self) -> Any:
-        """Hyper-parameters of the wrapped data module if there is one, else of this one."""
+        """Hyper-parameters of the wrapped data module, or of this one if none is wrapped."""
         return super().hparams if self._module is None else self._module.hparams
 
 
@@ -331,5 +337,5 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _name(given: Any) -> Any:
-    """Return a column's name as text (a DataFrame may have numbers for names); return other arguments unchanged."""
+    """Return a column's name as text, since a DataFrame may have numbers. Return any other argument unchanged."""
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given

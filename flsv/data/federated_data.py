@@ -1,4 +1,4 @@
-"""Data of a source, partitioned among clients: everything that the data module knows after ``setup``."""
+"""Data of a source, partitioned among clients, as the data module stores them after ``setup``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flsv.valuation import FedBary, participants_of, sample_values
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, indices of each client's samples, and options of the loaders."""
+    """Partitioned data: data sets, indices of each client's samples, and loader options."""
 
     train: Dataset
     val: Iterable[Any] | None
@@ -43,19 +43,21 @@ class FederatedData:
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """Number of training samples of each client and class (by the clients' labels), int64 ``[num_clients,
-        num_classes]``."""
+        """Number of each client's training samples per class, int64 ``[num_clients, num_classes]``.
+
+        The labels are those after corruptions.
+        """
         held = [client["train"] for client in self.splits.clients]
         return partition_counts(held, self.classes.labels, len(self.classes.names))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """Names of the clients; the clients' numbers if the data have no names for them."""
+        """Names of the clients, or their numbers as texts if the data have no names."""
         return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, found by reading one sample; empty if a batch has no tensor."""
+        """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
         first, collate_fn = self.splits.clients[0]["train"][:1], self.eval_options.get("collate_fn")
         batch: Any = next(iter(make_loader(self.train, first, batch_size=1, collate_fn=collate_fn)))
         batch = list(batch.values()) if isinstance(batch, Mapping) else batch
@@ -64,8 +66,10 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors from whose rows training batches are gathered; an empty tuple if samples are read one by
-        one."""
+        """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
+
+        The tuple is empty if samples are read one by one.
+        """
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
@@ -80,8 +84,7 @@ class FederatedData:
         return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
-        """Return a loader that reads the samples ``indices`` of a data set (None: all samples) in order, in evaluation
-        batches."""
+        """Return a loader of evaluation batches in order, of the samples ``indices`` (None: all)."""
         return make_loader(dataset, indices, **self.eval_options)
 
 
@@ -97,7 +100,7 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, and choose the loaders' options."""
+    """Partition a source's samples among server and clients, and find classes and loader options."""
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
@@ -126,8 +129,7 @@ def partition_data(
 def _as_read(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """Return the source (read into memory if ``loader.preload``) and the options of its training and evaluation
-    loaders."""
+    """Return the source, in memory if ``loader.preload``, and the training and evaluation loaders' options."""
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
     eval_options = source.eval_options | loader.changes() | {"drop_last": False}
     if loader.preload:
@@ -146,7 +148,7 @@ def _as_read(
 def _split(
     source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Check that the arguments fit the source, and return the indices of the server's and each client's samples."""
+    """Return the indices of the server's and each client's samples, after checking the arguments."""
     if source.clients and not partitioner.keeps_groups:
         named = listed(source.group_names, show=repr)
         raise ConfigurationError(
@@ -174,13 +176,14 @@ def _split(
 
 
 def with_client(data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any) -> FederatedData:
-    """Add a client, the last one, with the last training samples of ``source``, all of them for training. All others'
-    samples stay as they are, and means and categories of a table are theirs.
+    """Add a last client, with the last samples of ``source`` for training.
+
+    The other clients' samples do not change. Means and categories of a table stay those of the other clients.
 
     Args:
-        data: the partitioned data of the others.
-        source: the source with the client's samples after all others'.
-        name: the client's name.
+        data: the other clients' partitioned data.
+        source: the source, in which the new client's samples follow all others.
+        name: name of the new client.
         loader: options of the loaders.
         labels: the user's argument ``labels``, see :func:`partition_data`.
 
@@ -239,8 +242,10 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: 
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[Dataset, Tensor, Tensor]:
-    """Return the data set after the corruptions, each sample's class, int64 ``[N]``, and which samples changed, bool
-    ``[N]``."""
+    """Apply the corruptions.
+
+    Return the data set, each sample's class int64 ``[N]``, and a mask of the changed samples.
+    """
     labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
         return dataset, labels, differs
@@ -267,7 +272,7 @@ def _corrupted(
 
 
 def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
-    """Return the tensors of a data set's samples: the inputs first and, if there are classes, the labels last."""
+    """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
         raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
@@ -281,8 +286,7 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
-    """Return the splits without samples of unknown classes, which stay only in the training sets of corrupted
-    clients."""
+    """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
     if not len(unknown):
         return splits
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
@@ -302,14 +306,14 @@ def _without_unknown(
 
 
 def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
-    """Return a validation or test set without the samples whose class is in ``unknown``, int64 ``[n]``."""
+    """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Return the data without the training samples that clients flag as harmful."""
+    """Return the data without the training samples that ``detector`` flags as harmful."""
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []

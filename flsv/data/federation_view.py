@@ -29,8 +29,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """Base class of :class:`~flsv.data.FederatedDataModule`, with all properties and methods that only read the
-    data."""
+    """Base class of :class:`~flsv.data.FederatedDataModule` with everything that only reads the data."""
 
     partitioner: Partitioner
     splits: Splits
@@ -46,7 +45,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients; known before ``setup`` if the partitioner has it as an argument."""
+        """Number of clients. Before ``setup`` it is known only if the partitioner has it as an argument."""
         if self._dealt is None and not self._undecided and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
         return len(self._data.splits.clients)
@@ -58,10 +57,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def class_counts(self) -> Tensor:
-        """Number of training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients,
-        1]`` for data without classes.
+        """Number of each client's training samples per class, int64 ``[num_clients, num_classes]``.
 
-        The classes are those of the clients' labels, which ``corruptions`` may have changed.
+        Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``.
         """
         return self._data.class_counts
 
@@ -69,41 +67,42 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes.
 
-        For data without classes it is 1, or the attribute ``num_classes`` of a wrapped data module if that has one.
+        For data without classes it is 1, or the attribute ``num_classes`` of a wrapped data module.
         """
         theirs = getattr(self._module, "num_classes", None) if self.no_classes else None
         return theirs if isinstance(theirs, int) else len(self.class_names)
 
     @property
     def known_class_counts(self) -> Tensor | None:
-        """:attr:`class_counts` if the data have classes; else None."""
+        """:attr:`class_counts`, or None if the data have no classes."""
         return self.class_counts if self.no_classes is None else None
 
     @property
     def no_classes(self) -> str | None:
-        """Reason why the training samples have no classes, in words; None if they have classes."""
+        """Reason why the training samples have no classes, as text. None if they have classes."""
         return self._data.classes.missing
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; the classes' numbers if the source has no names; ``("samples",)`` for data without
-        classes."""
+        """Names of the classes, or their numbers if the source has no names.
+
+        For data without classes it is ``("samples",)``.
+        """
         return self._data.classes.names
 
     @property
     def positive_class(self) -> str | None:
-        """Name of the positive class, which is class 1 of two; None unless there are two classes."""
+        """Name of the positive class (class 1) of two. None unless there are two classes."""
         return self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
 
     @property
     def by_rarity(self) -> bool:
-        """Whether the rarer one of two classes is the positive one because the user named none."""
+        """Whether the positive class is the rarer one of two, because the user named none."""
         return self._data.by_rarity
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """Names of the clients: their keys, folders or groups; the clients' numbers if the data have no names for
-        them."""
+        """Names of the clients: their keys, folders or groups, or else their numbers."""
         return self._data.client_names
 
     @property
@@ -113,49 +112,59 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
-        """How each column of a table is used, as a ``ColumnCard`` with the column's kind; empty for other data."""
+        """Record of each column of a table, with its kind. Empty for data that are not tables."""
         return self._data.columns
 
     @property
     def server_val_indices(self) -> Tensor:
-        """Indices of the server's validation samples in the training data; empty if the source has its own validation
-        data."""
+        """Indices of the server's validation samples in the training data.
+
+        Empty if the source has its own validation data.
+        """
         return self._data.splits.server_val
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """Return the sorted indices of a client's samples in the source's training data, int64 ``[n]``."""
+        """Return the sorted indices of a client's samples in the training data, int64 ``[n]``."""
         return self._data.splits.clients[client][split]
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """Return a client's labels after corruptions, int64 ``[n]`` in the order of :meth:`client_indices`; all 0
-        without classes."""
+        """Return a client's labels after corruptions, int64 ``[n]``, or zeros without classes.
+
+        They are in the order of :meth:`client_indices`.
+        """
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return six tensors, int64 ``[n]`` each: the indices and the labels of a client's samples in ``train``, then
-        those in ``val``, then those in ``test``. They identify the client's part of the data."""
+        """Return the indices and labels of a client's samples, six tensors int64 ``[n]`` that identify its data.
+
+        Their order is: indices and labels in ``train``, in ``val``, and in ``test``.
+        """
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
 
     def corrupted_samples(self, client: int) -> Tensor:
-        """Return for each of a client's training samples whether corruptions changed it, bool ``[n]`` in the order of
-        :meth:`client_indices`.
+        """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
 
-        This is ground truth for tests and figures; the server never receives it.
+        They are in the order of :meth:`client_indices`. This is ground truth for tests and figures, which the server
+        never receives.
         """
         return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
-        """Return ``{participant: hash}``: for ``"server"`` the hash of the server's validation samples, for each
-        client's number the hash of the client's training, validation and test samples. See
-        :func:`flsv.data.contents.content_hashes`."""
+        """Return ``{participant: hash}`` of the samples of the server and of each client.
+
+        ``"server"`` has the hash of the server's validation samples. Each client's number has the hash of its training,
+        validation and test samples. See :func:`flsv.data.contents.content_hashes`.
+        """
         held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
         return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
     @property
     def malicious(self) -> list[int]:
-        """Numbers of the clients with a corrupted sample, ascending; ground truth for tests, which the server never
-        receives."""
+        """Ids of the clients with a corrupted sample, ascending.
+
+        This is ground truth for tests, which the server never receives.
+        """
         return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
 
     def client_loader(
@@ -165,15 +174,15 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         generator: torch.Generator | None = None,
         shuffle: bool = True,
     ) -> TensorBatches | DataLoader:
-        """Return a loader of a client's batches.
+        """Return a loader of the batches of one client's set.
 
         Args:
             client: the client's number.
-            split: the client's set to read; ``train`` is shuffled (unless the trainer has ``overfit_batches``), ``val``
+            split: the client's set to read. ``train`` is shuffled (unless the trainer has ``overfit_batches``), ``val``
                 and ``test`` are read in order.
-            generator: generator that alone determines the order of the shuffled samples; by default it is seeded by
+            generator: generator that alone determines the order of the shuffled samples. By default it is seeded by
                 this module's seed and the client.
-            shuffle: whether training samples are shuffled; if False they are read in order, too.
+            shuffle: whether training samples are shuffled. If False they are read in order, too.
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
@@ -181,7 +190,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.eval_loader(self._data.train, indices)
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
-        """Return a loader of shuffled training batches; they are in order if the trainer has ``overfit_batches``."""
+        """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
         data = self._data
         if self._overfits:
             return make_loader(data.train, indices, **data.train_options)
@@ -189,7 +198,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return make_loader(data.train, indices, generator=generator, draws=draws, **data.train_options)
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
-        """Return the places of a client's training samples in the order in which its loader reads them, int64."""
+        """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
+        them.
+        """
         indices, draws = self.client_indices(client), self._data.draws
         if self._overfits:
             return torch.arange(len(indices))
@@ -201,8 +212,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the partitioned data, on the trainer's accelerator if ``Loader.on_device`` is set and they fit there;
-        None before ``setup``."""
+        """Return the partitioned data, or None before ``setup``.
+
+        They are moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit there.
+        """
         dealt, device = self._dealt, trainer.strategy.root_device
         if dealt is None or device.type == "cpu" or not self.loader.on_device:
             return dealt
@@ -219,8 +232,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return dealt.to_device(device) if fits else dealt
 
     def describe(self) -> dict[str, str | int | float]:
-        """Return the settings of the data and the sizes found by ``setup`` as a flat dictionary of hyper-parameters to
-        log."""
+        """Return the data's settings and the sizes found by ``setup``, for loggers.
+
+        They form a flat dictionary of hyper-parameters.
+        """
         options, reading = self.splits, self._reading
         facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
         facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
@@ -248,8 +263,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data, which have the attribute ``row_names`` if they are rows of a table; None without test data, or if
-        a wrapped data module has a test loader."""
+        """Test data, or None without any or if a wrapped data module has a test loader.
+
+        Test data from a table have the attribute ``row_names``.
+        """
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:

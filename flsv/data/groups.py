@@ -1,5 +1,7 @@
-"""Functions that read the natural group of each sample (a hospital, a writer), or another value per sample, from a data
-set, and that make clients' names from their keys, folders or groups."""
+"""Natural groups of samples, such as hospitals or writers, and names of clients.
+
+Functions read one group or another value per sample from a data set, and make names from keys, folders or groups.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return each sample's group, int64 ``[N]``, and the groups' names, sorted; ``(None, ())`` without groups."""
+    """Return each sample's group, int64 ``[N]``, and the groups' sorted names.
+
+    Without groups, return ``(None, ())``.
+    """
     kind = "group"
     if groups is None:
         groups = entries(dataset, lambda part: own_entries(part, "groups"))
@@ -45,13 +50,16 @@ _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Return the words for a client in a sentence: its number, and its name unless that is the number."""
+    """Return the words for a client in a message: number and, if different, name."""
     name = names[client] if client < len(names) else str(client)
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
 def check_spelling(names: Iterable[str], where: str) -> None:
-    """Raise an error if names are equal numbers, or words equal up to case, white space and a full stop."""
+    """Raise ConfigurationError if two names differ only in spelling.
+
+    They do so as equal numbers, or as words equal up to case, white space and a full stop.
+    """
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
@@ -73,7 +81,7 @@ def _meaning(name: str) -> Any:
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """Make client names of one line; a number gets the word ``kind`` before it, because school 7 is rarely client 7."""
+    """Return ``values`` as client names of one line. A number gets ``kind`` before it, as in "school 7"."""
     values = list(values)
     if kind in ("group", "site") and list(map(str, values)) == list(map(str, range(len(values)))):
         return tuple(map(str, values))
@@ -87,8 +95,10 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
-    """Return what ``find`` returns for a data set, or for those inside a ``Subset`` or ``ConcatDataset``, one per
-    sample."""
+    """Return ``find(dataset)``, one entry per sample.
+
+    If that is None, look inside a ``Subset`` or ``ConcatDataset``.
+    """
     if (found := find(dataset)) is not None:
         return found
     if isinstance(dataset, Subset):
@@ -101,7 +111,7 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
 
 
 def own_entries(dataset: Dataset, name: str) -> Any:
-    """Return the data set's attribute ``name`` if it has one entry per sample, else None."""
+    """Return the data set's attribute ``name`` if it has one entry per sample, or else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
     value = value.cpu() if isinstance(value, Tensor) else value
@@ -126,8 +136,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
 
 
 def _field(sample: Any, name: str) -> Any:
-    """Return the field ``name`` of a sample, or a field within a field (``outer.inner``); None if there is no such
-    field."""
+    """Return the field ``name`` (or nested ``outer.inner``) of a sample, or None without such a field."""
     value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
     outer, dot, inner = name.partition(".")
     return _field(_field(sample, outer), inner) if value is None and dot else value

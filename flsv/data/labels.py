@@ -35,12 +35,11 @@ _MANY = 100
 
 
 class _NoClassError(Exception):
-    """Error whose message says why samples have no classes."""
+    """Error whose message says why the samples have no classes."""
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
-    """Return every sample's class, int64 ``[N]``, from a stored attribute if there is one, else by reading each
-    sample."""
+    """Return every sample's class, int64 ``[N]``, read from a stored attribute or else from each sample."""
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
     except _NoClassError as error:
@@ -48,7 +47,10 @@ def dataset_labels(dataset: Dataset) -> Tensor:
 
 
 def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
-    """Return the labels ``[N]``, of the given letters of NumPy kinds; reading stops at the first sample without."""
+    """Read the labels ``[N]`` sample by sample, and stop at the first without one.
+
+    ``kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
+    """
     found = _stored_labels(dataset)
     if found is None:
         samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style: has a length
@@ -57,7 +59,7 @@ def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
 
 
 def _checked(labels: Any, kinds: str) -> np.ndarray:
-    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``; raise _NoClassError unless their NumPy kind is in ``kinds``."""
+    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError unless their NumPy kind is in ``kinds``."""
     try:
         found = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
@@ -70,7 +72,7 @@ def _checked(labels: Any, kinds: str) -> np.ndarray:
 
 
 def _stored_labels(dataset: Dataset) -> Any:
-    """Return the labels that a data set stores apart from its samples, or None if it stores none."""
+    """Return the labels that a data set stores apart from its samples, or None."""
 
     def ready(part: Dataset) -> Any:
         if type(part) is TensorDataset:
@@ -84,8 +86,7 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 
 def _label_of(sample: Any) -> Any:
-    """Return a sample's label: its last element, or its field called ``label``, ``target`` or similar; None without a
-    label."""
+    """Return a sample's label, or None: the last element, or a field such as ``label`` or ``target``."""
     if isinstance(sample, list | tuple):
         return sample[-1] if len(sample) > 1 else None
     if isinstance(sample, Mapping):
@@ -95,7 +96,7 @@ def _label_of(sample: Any) -> Any:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """Return the classes of a batch, int64 ``[B]``; None unless it has one integer per sample."""
+    """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
     label = _label_of(batch)
     if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
         return None
@@ -104,7 +105,7 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
-    """Return labels ``[N]`` of any type as int64."""
+    """Convert labels ``[N]`` of any type to int64."""
     if found.dtype.kind not in "biuf":
         raise _NoClassError(f"found {found.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
@@ -119,7 +120,7 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
 
 
 def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
-    """Return labels that the user gave, as one class per sample or as the name of a column, as int64 ``[N]``."""
+    """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
     length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
     try:
@@ -129,7 +130,7 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """Return the number of classes, also of held-out data whose labels need no reading of samples."""
+    """Count the classes, including those of held-out data whose labels are stored apart from samples."""
     ready = [data for data in held_out.values() if data is not None and _stored_labels(data) is not None]
     present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
     largest = int(present[-1])
@@ -144,14 +145,12 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
-    """Return whether labels are identifiers rather than classes: the largest is far above the number of distinct
-    labels."""
+    """Return whether labels look like identifiers: the ``largest`` is far above the number of ``distinct`` labels."""
     return largest >= 1000 and largest >= 10 * distinct
 
 
 def class_names_of(dataset: Dataset) -> tuple[str, ...]:
-    """Return the names in the attribute ``classes`` of a data set, or of the data set inside a ``Subset``; empty
-    without one."""
+    """Return the attribute ``classes`` of a data set or of the one inside a ``Subset``, or an empty tuple."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return tuple(map(str, getattr(dataset, "classes", ())))
@@ -159,7 +158,10 @@ def class_names_of(dataset: Dataset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of the training samples: labels int64 ``[N]`` (all 0 without), names, and why there are none."""
+    """Classes of the training samples: labels int64 ``[N]``, names, and the reason if there are none.
+
+    Without classes all labels are 0.
+    """
 
     labels: Tensor
     names: tuple[str, ...]
@@ -173,7 +175,10 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """Find the classes of the training samples; without any, all are one class unless ``asking`` needs classes."""
+    """Find the training samples' classes, or put all into one class.
+
+    Without classes it raises an error if one of the components ``asking`` needs them.
+    """
     try:
         if labels is False:
             raise _NoClassError("labels=False")
@@ -207,20 +212,20 @@ def _unusable(dataset: Dataset, why: str) -> str:
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
-    """Return names of classes in the order of their numbers or truth values, else alphabetically."""
+    """Sort class names by their numbers or truth values, or else alphabetically."""
     numbers = dict(zip(names, _numbers(names)))
     return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
 
 
 def _numbers(names: Collection[str]) -> list[float]:
-    """Return names as numbers, truth values as 0 and 1; an empty list if a name is neither."""
+    """Convert names to numbers, truth values to 0 and 1. Return an empty list if a name is neither."""
     truths = {"false": "0", "true": "1"}
     numbers = parsed(truths.get(name.casefold(), name) for name in names)
     return [] if np.isnan(numbers).any() else numbers.tolist()
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers; the positive one of two classes is the second."""
+    """Sort class names in the order of their numbers, with the positive one of two classes second."""
     if pos_label is not None:
         positive = named_class(names, pos_label)
     elif not chosen_by_rarity(names, None):
@@ -231,7 +236,7 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
-    """Return the class name that ``pos_label`` means, perhaps as a number or YAML's truth value."""
+    """Return the class name that ``pos_label`` means, also if it is a number or truth value in YAML."""
     found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
     if len(names) != 2 or not found:
         raise ConfigurationError(
@@ -241,7 +246,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
 
 
 def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
-    """Return whether :func:`positive_last` chooses the positive class by the number of samples."""
+    """Return whether :func:`positive_last` makes the rarer class the positive one."""
     return pos_label is None and len(names) == 2 and not _numbers(names)
 
 

@@ -43,13 +43,13 @@ class WeightedDraws:
     replacement: bool
 
     def among(self, indices: Tensor) -> WeightedDraws:
-        """Return the draws from the samples ``indices`` alone, whose epoch is as much shorter as they are fewer."""
+        """Return the draws restricted to the samples ``indices``. The epoch is shortened in proportion."""
         count = max(min(1, len(indices)), round(self.count * len(indices) / len(self.weights)))
         return WeightedDraws(self.weights[indices], count, self.replacement)
 
 
 def drawn_order(length: int, generator: torch.Generator, draws: WeightedDraws | None = None) -> Tensor:
-    """Return an epoch's samples in the order of reading, int64: each of ``length`` once, or the ``draws``."""
+    """Return an epoch's sample indices in reading order, int64: each of ``length`` once, or as ``draws`` says."""
     if draws is None:
         return torch.randperm(length, generator=generator)
     return torch.multinomial(draws.weights, draws.count, draws.replacement, generator=generator)
@@ -60,14 +60,14 @@ class TensorBatches:
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
-        indices: indices of the rows to read, int64 ``[n]``; None: all rows.
+        indices: indices of the rows to read, int64 ``[n]``. None: all rows.
         batch_size: rows per batch.
         drop_last: whether to leave out a last batch that is not full.
-        generator: CPU generator that draws a new order of the rows for every pass; None: the given order.
-        draws: weights by which the rows of a pass are drawn, with ``generator``; None: each row once.
+        generator: CPU generator that draws a new order of the rows for every pass. None: the given order.
+        draws: weights by which the rows of a pass are drawn, with ``generator``. None: each row once.
 
     Yields:
-        Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
+        Tuples of tensors, each ``[batch_size, ...]``. The last batch may be smaller.
 
     Example:
         >>> batches = TensorBatches([torch.arange(10)], torch.tensor([1, 3, 5]), batch_size=2)
@@ -96,7 +96,7 @@ class TensorBatches:
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
-        """Draw the order of one pass and return the indices of each batch's rows, int64 ``[batch_size]`` each."""
+        """Draw the order of one pass, and return each batch's row indices, int64 ``[batch_size]``."""
         order = self.indices
         if self.generator is not None:
             order = order[drawn_order(len(order), self.generator, self.draws)]
@@ -126,13 +126,13 @@ def make_loader(
 
     Args:
         dataset: map-style data set to read.
-        indices: indices of the samples to read, int64 ``[n]``; None: all samples.
+        indices: indices of the samples to read, int64 ``[n]``. None: all samples.
         batch_size: samples per batch.
         drop_last: whether to leave out a last batch that is not full.
-        generator: CPU generator that draws a new order of the rows for every pass; None: the given order. The seeds of
+        generator: CPU generator that draws a new order of the rows for every pass. None: the given order. The seeds of
             worker processes are derived from the generator's initial seed.
-        draws: weights by which the rows of a pass are drawn, with ``generator``; None: each row once.
-        collate_fn: makes a batch of a list of samples, as for ``DataLoader``; None: torch's default.
+        draws: weights by which the rows of a pass are drawn, with ``generator``. None: each row once.
+        collate_fn: makes a batch of a list of samples, as for ``DataLoader``. None: torch's default.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
@@ -169,8 +169,10 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors from which batches are gathered and the rows to read (None: all); ``(None, None)`` if samples
-    are read one by one."""
+    """Return the tensors ``[N, ...]`` to gather batches from, and the row indices to read (None: all).
+
+    Return ``(None, None)`` if samples are read one by one.
+    """
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
         outer = torch.as_tensor(dataset.indices, dtype=torch.long)
@@ -181,7 +183,7 @@ def tensors_of(
 
 
 class _Drawn(Sampler[int]):
-    """Sampler that draws an order for every pass by one call; torch's RandomSampler would draw once more, unused."""
+    """Sampler that draws the order of each pass with one call to the generator, unlike torch's RandomSampler."""
 
     def __init__(self, length: int, generator: torch.Generator, draws: WeightedDraws | None) -> None:
         self.length, self.generator, self.draws = length, generator, draws
@@ -196,7 +198,7 @@ class _Drawn(Sampler[int]):
 def preload(
     dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
 ) -> TensorDataset:
-    """Read all samples into memory, as tensors; random augmentation is frozen at its first draw."""
+    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed."""
     if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
     batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
@@ -217,8 +219,10 @@ _DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> list[Any]:
-    """Return the random generators that objects hold in attributes, lists and dictionaries, also those of their classes
-    (such as MONAI's ``R``)."""
+    """Return the random generators in the attributes, lists and dictionaries of objects and their classes.
+
+    An example is MONAI's ``R``.
+    """
     found: dict[int, Any] = {}
     deepest: dict[int, int] = {}
 
@@ -247,7 +251,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Seed each generator by ``seed``, its position, and ``path``, such as a worker's number."""
+    """Seed each generator by ``seed``, its position, and the numbers in ``path``, such as a worker's."""
     for place, generator in enumerate(generators):
         derived = derive_seed(seed, "held generator", place, *path)
         if isinstance(generator, np.random.RandomState):
@@ -282,20 +286,21 @@ def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] 
 @checked
 @dataclass(frozen=True)
 class Loader:
-    """Options of the loaders, with the names that they have for ``DataLoader``. If an option is None, that of a wrapped
-    data module's loader is used.
+    """Options of the loaders, most with ``DataLoader``'s names.
+
+    If an option is None, that of a wrapped data module's loader is used.
 
     Args:
-        eval_batch_size: samples per evaluation batch; None: that of the wrapped loader, else ``batch_size``, and at
+        eval_batch_size: samples per evaluation batch. None: that of the wrapped loader, else ``batch_size``, and at
             least 256 if the data are tensors. Scores that are means over samples do not depend on it. Others do: those
             that the module logs with a ``batch_size`` of its own, or that are means over something else, such as
             tokens.
-        drop_last: whether to leave out a client's last training batch if it is not full; None: as the wrapped loader,
+        drop_last: whether to leave out a client's last training batch if it is not full. None: as the wrapped loader,
             else False.
-        num_workers: number of processes that read data that are not tensors; None: as the wrapped loader, else 0.
-        pin_memory: whether batches of data that are not tensors are copied to pinned memory; None: as the wrapped
+        num_workers: number of processes that read data that are not tensors. None: as the wrapped loader, else 0.
+        pin_memory: whether batches of data that are not tensors are copied to pinned memory. None: as the wrapped
             loader, else False.
-        preload: whether to read every sample once and keep it as tensors; not for data sets that augment at random.
+        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random.
         on_device: whether data that are tensors are moved to the CUDA device for a federated fit. Batches are then
             gathered there, with bitwise equal results. The data are moved only if they take at most a quarter of the
             memory that is free when the fit begins, and if neither the model nor the data module overrides a hook for
@@ -313,6 +318,6 @@ class Loader:
     on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
-        """Return the options of ``DataLoader`` that are not None, which replace those of the source's own loaders."""
+        """Return the options of ``DataLoader`` that are not None. They replace those of the source's loaders."""
         given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
         return {name: value for name, value in given.items() if value is not None}

@@ -1,5 +1,4 @@
-"""Partition of the samples among server and clients: partitioners (random, by natural groups, one client), counts and
-plots of partitions, and the splits into training, validation and test sets."""
+"""Partition of samples among server and clients: base class, simple partitioners, counts, plots, and splits."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Partitioner(ValidatedArguments, ABC):
     Args:
         num_clients: number of clients, at least 2. None is allowed only in partitioners that take the number from the
             data (:class:`~flsv.data.GroupPartitioner`).
-        seed: seed of every random choice; None: the seed of ``seed_everything``, or 0 if that has not been called.
+        seed: seed of every random choice. None: the seed of ``seed_everything``, or 0 if that has not been called.
 
     Raises:
         ConfigurationError: at construction: ``num_clients`` is below 2. At the call: the data cannot be partitioned in
@@ -69,11 +68,11 @@ class Partitioner(ValidatedArguments, ABC):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> Sequence[Tensor]:
-        """Return the indices of each client's samples, in any order. No index may occur twice; samples may stay unused.
+        """Return the indices of each client's samples, in any order. No index may occur twice. Samples may stay unused.
 
         Args:
-            labels: class of every sample, int64 ``[N]``; ``N`` is at least ``num_clients``.
-            num_classes: number of classes; labels lie in ``0 .. num_classes - 1``, and some classes may have no sample.
+            labels: class of every sample, int64 ``[N]``. ``N`` is at least ``num_clients``.
+            num_classes: number of classes. Labels lie in ``0 .. num_classes - 1``, and some classes may have no sample.
             groups: natural group of every sample, int64 ``[N]``, or None.
             generator: random generator, seeded by this partitioner's seed.
         """
@@ -83,8 +82,8 @@ class Partitioner(ValidatedArguments, ABC):
 
         Args:
             labels: class of every sample, integer ``[N]``.
-            num_classes: number of classes; labels lie in ``0 .. num_classes - 1``.
-            groups: natural group of every sample, integer ``[N]``; needed by some partitioners, ignored by the rest.
+            num_classes: number of classes. Labels lie in ``0 .. num_classes - 1``.
+            groups: natural group of every sample, integer ``[N]``. Some partitioners need it, the others ignore it.
 
         Returns:
             One sorted int64 tensor of sample indices per client, none of them empty, pairwise disjoint.
@@ -127,7 +126,7 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive pieces by ``shares``, each within one of its exact size."""
+    """Cut ``indices`` into consecutive parts by ``shares``, with each size rounded up or down."""
     ends = (shares.double().cumsum(0) * len(indices)).round().long().clamp(max=len(indices))
     return list(indices[: int(ends[-1])].tensor_split(ends[:-1]))
 
@@ -142,14 +141,14 @@ _MOST_LEGEND_ENTRIES = 20
 def plot_partition(
     counts: Tensor, class_names: Sequence[str] | None = None, client_names: Sequence[str] | None = None
 ) -> tuple[Figure, Axes]:
-    """Plot how many samples of each class each client has: one bar per client, stacked by class.
+    """Plot each client's number of samples per class as one stacked bar.
 
     Up to 20 classes have a legend. The figure does not touch pyplot's global state.
 
     Args:
         counts: number of samples ``[num_clients, num_classes]``, as returned by :func:`~flsv.data.partition_counts`.
-        class_names: ``num_classes`` names for the legend; None: the classes' numbers.
-        client_names: ``num_clients`` names of the bars; None: the clients' numbers.
+        class_names: ``num_classes`` names for the legend. None: the classes' numbers.
+        client_names: ``num_clients`` names of the bars. None: the clients' numbers.
 
     Returns:
         ``(figure, axes)``.
@@ -182,7 +181,7 @@ def plot_partition(
 
 
 class IIDPartitioner(Partitioner):
-    """Partition at random into clients with equal numbers of samples (which differ by at most one).
+    """Random partition into clients of equal size, up to one sample.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -200,7 +199,7 @@ class IIDPartitioner(Partitioner):
 
 
 class GroupPartitioner(Partitioner):
-    """Partition by natural groups: one client per group, or whole groups divided among a given number of clients.
+    """Partition by natural groups, with one or several whole groups per client.
 
     A group is never split. With fewer clients than groups, the groups are dealt to the clients in turn, the largest
     group first, which makes the clients' sizes similar if there are many groups.
@@ -245,8 +244,7 @@ class GroupPartitioner(Partitioner):
 
 
 class OneClient(Partitioner):
-    """Partition into a single client: all data belong to one participant, and the other clients train in other
-    processes.
+    """Partition into a single client, for a participant that trains in its own process.
 
     Args:
         seed: has no effect, because nothing here is random; every partitioner has this argument.
@@ -279,16 +277,16 @@ class Splits:
     """Shares of the samples that are set aside as validation and test sets, or left out.
 
     Args:
-        server_val: share of the training data that becomes the server's validation set, before the rest is partitioned;
+        server_val: share of the training data that becomes the server's validation set, before the rest is partitioned.
             0: no validation set. Without effect if the source has its own validation data.
-        client_val: share of each client's samples for that client's validation set; at least one sample unless 0.
-        client_test: share of each client's samples for that client's test set; at least one sample unless 0.
+        client_val: share of each client's samples for that client's validation set, at least one sample unless 0.
+        client_test: share of each client's samples for that client's test set, at least one sample unless 0.
         max_samples: size of the random subset of the training samples that is used, including the server's validation
-            set; None: all samples.
+            set. None: all samples.
         drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
             samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
-            each other. True takes that class's defaults; an instance sets its options.
-        seed: seed of all splits except the partition, whose seed is the partitioner's; None: the seed of
+            each other. True takes that class's defaults. An instance sets its options.
+        seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
             ``seed_everything``.
 
     Raises:
@@ -316,14 +314,13 @@ class Splits:
 
     @cached_property
     def detector(self) -> FedBary | None:
-        """Method that flags the samples to leave out; None if no sample is to be left out."""
+        """Method that flags the samples to leave out, or None if none are left out."""
         return FedBary() if self.drop_flagged is True else self.drop_flagged or None
 
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Sorted indices, int64, of the server's validation samples and of each client's ``train``, ``val`` and
-    ``test``."""
+    """Sorted indices, int64, of the server's validation samples and each client's three splits."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
@@ -340,8 +337,10 @@ def split_federation(
     group_names: Sequence[str] = (),
     whole: bool = False,
 ) -> FederatedSplits:
-    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients; with ``whole`` each group must keep
-    one."""
+    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients.
+
+    With ``whole``, each group must keep at least one training sample.
+    """
     everybody = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]

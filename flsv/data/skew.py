@@ -1,6 +1,8 @@
-"""Partitioners whose clients differ in size and labels: by given proportions, by Dirichlet shares (Hsu et al. 2019),
-with a few classes per client, by label-sorted shards (McMahan et al. 2017, "Communication-Efficient Learning of Deep
-Networks from Decentralized Data", section 3), and with a long tail."""
+"""Partitioners whose clients differ in size and labels.
+
+They use given proportions, Dirichlet shares (Hsu et al. 2019), a few classes per client, label-sorted shards (McMahan
+et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", section 3), or a long tail.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _MAX_DRAWS = 1000
 class DirichletPartitioner(Partitioner):
     """Partition of each class over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
 
-    With a small ``alpha`` a few clients have most samples of a class; with a large ``alpha`` the partition is close to
+    With a small ``alpha`` a few clients have most samples of a class. With a large ``alpha`` the partition is close to
     IID. All samples are used. The proportions of all classes are drawn again until every client has ``min_samples``, at
     most 1000 times.
 
@@ -72,11 +74,11 @@ class DirichletPartitioner(Partitioner):
 
 
 class PathologicalPartitioner(Partitioner):
-    """Partition in which every client has exactly ``classes_per_client`` classes; a class is split evenly among its
-    clients.
+    """Partition in which every client has exactly ``classes_per_client`` classes.
 
-    Each client gets the classes that have the fewest clients so far, at random among equals. So every class has a
-    client if ``num_clients * classes_per_client >= num_classes``; otherwise the samples of some classes stay unused.
+    A class is split evenly among its clients. Each client gets the classes that have the fewest clients so far, at
+    random among equals. So every class has a client if ``num_clients * classes_per_client >= num_classes``. Otherwise
+    the samples of some classes stay unused.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -123,15 +125,15 @@ class PathologicalPartitioner(Partitioner):
 
 
 class ShardPartitioner(Partitioner):
-    """Partition of samples sorted by label and cut into equal shards; each client gets ``shards_per_client`` random
-    shards.
+    """Partition of samples sorted by label and cut into equal shards.
 
-    A client has at most about ``shards_per_client`` classes, and one more for each of its shards with samples of two
-    classes. The clients' numbers of samples differ by at most one sample per shard. All samples are used.
+    Each client gets ``shards_per_client`` random shards. It has at most about ``shards_per_client`` classes, and one
+    more for each of its shards with samples of two classes. The clients' numbers of samples differ by at most one
+    sample per shard. All samples are used.
 
     Args:
         num_clients: number of clients, at least 2.
-        shards_per_client: number of shards of each client, at least 1; McMahan et al. use 2.
+        shards_per_client: number of shards of each client, at least 1. McMahan et al. use 2.
         seed: seed of all random choices.
 
     Example:
@@ -159,7 +161,7 @@ class ShardPartitioner(Partitioner):
 
 
 class SizePartitioner(Partitioner):
-    """Random partition in which clients have given relative numbers of samples; all samples are used.
+    """Random partition of all samples into clients of given relative sizes.
 
     Args:
         proportions: relative size of each client, one positive number per client on any scale: with ``[2, 3, 4, 5, 6]``
@@ -190,7 +192,7 @@ class ProportionPartitioner(Partitioner):
 
     The argument ``of`` chooses the meaning of an entry:
 
-    - ``"class"``: the share of the column's class that the row's client receives. A column sums to at most 1; if it
+    - ``"class"``: the share of the column's class that the row's client receives. A column sums to at most 1. If it
       sums to less, some samples of the class stay unused.
     - ``"client"``: the weight of the column's class among the samples of the row's client. Rows are on any scale: with
       ``[4, 4, 1, 1]`` the client has 80 % of its samples in the first two classes and 20 % in the other two. The
@@ -207,8 +209,8 @@ class ProportionPartitioner(Partitioner):
     Args:
         matrix: the entries, ``num_clients`` rows of ``num_classes`` non-negative numbers, or of a single number.
         of: ``"class"`` or ``"client"``: the meaning of an entry, see above.
-        sizes: relative numbers of samples of the clients, only with ``of="client"``; None: equal numbers.
-        total: number of samples of all clients together, only with ``of="client"``; None: as many as the data allow.
+        sizes: relative numbers of samples of the clients, only with ``of="client"``. None: equal numbers.
+        total: number of samples of all clients together, only with ``of="client"``. None: as many as the data allow.
         seed: seed of the random order in which a class's samples are divided among the clients.
 
     Raises:
@@ -263,7 +265,10 @@ class ProportionPartitioner(Partitioner):
         )
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Return each client's number of samples of each class, int64 ``[num_clients, num_classes]``."""
+        """Return each client's number of samples per class, int64 ``[num_clients, num_classes]``.
+
+        ``entries`` is the matrix and ``available`` the number of samples of each class.
+        """
         if self.of == "class":
             ends = (entries.cumsum(0) * available).round().long().minimum(available)
             return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
@@ -325,7 +330,7 @@ class LongTail(Partitioner):
         return [kept[part] for part in parts]
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
-        """Draw the samples of the long-tailed subset and return their sorted indices, int64 ``[n]``."""
+        """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
         available = torch.bincount(labels, minlength=num_classes)
         present = available.nonzero().flatten().tolist()
         falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
@@ -344,13 +349,12 @@ class LongTail(Partitioner):
 def _by_class(
     labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """Divide each class's samples among the clients by ``split(class, indices)``, in random order."""
+    """Divide each class's samples, in random order, among the clients by ``split(class, indices)``."""
     pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
     return [torch.cat(parts) for parts in zip(*pieces)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
-    """Return the matrix as float64 ``[num_clients, num_classes]``, where a row with a single entry has it in every
-    column."""
+    """Return the matrix as float64 ``[num_clients, num_classes]``. A single entry is repeated for every class."""
     classes = num_classes or max(map(len, matrix))
     return torch.tensor([list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64)

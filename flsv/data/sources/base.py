@@ -1,5 +1,7 @@
-"""SourceData, the common form of all sources, and functions that make data sets of arrays ``(X, y)``, give
-classes the same numbers in several data sets, and concatenate data sets."""
+"""SourceData, the common form of all sources, and functions that make it.
+
+They convert arrays ``(X, y)``, number classes alike in several data sets, and concatenate data sets.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +42,23 @@ class SourceData:
     """Data of an opened source.
 
     Args:
-        train: the training data, map-style.
-        val: the source's own validation data; None without such data.
+        train: the training data, a map-style data set.
+        val: the source's own validation data, or None without such data.
         val_loaders: in place of ``val`` one or several loaders of validation data, which are used unchanged.
-        test: the test data; None without test data.
-        indices: indices of the samples of ``train`` that may be used, int64 ``[n]``; None: all samples.
-        class_names: names of the classes; empty if the source has none.
-        draws: draws of training samples by weights; None: every sample once in an epoch.
+        test: the test data, or None without test data.
+        indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all samples.
+        class_names: names of the classes, or empty if the source has none.
+        draws: draws of training samples by weights. None: every sample once in an epoch.
         train_options: ``batch_size`` and other options of a ``DataLoader`` for training, as far as the source has them.
         eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
-        groups: number of each training sample's group, int64 ``[N]``; None if the source itself has no groups.
+        groups: number of each training sample's group, int64 ``[N]``, or None if the source itself has no groups.
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client, so that each group is one client's data; then each group must
             keep a training sample.
         labeled: whether the targets have already been read from the column that the user's argument ``labels`` names.
         by_rarity: whether the rarer one of two classes was made the positive one, since the user named none.
         pooled: whether inputs depend on statistics of all training samples, such as means.
-        columns: one :class:`ColumnCard` per column of a table; empty for other data.
+        columns: one :class:`ColumnCard` per column of a table, or empty for other data.
         fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
             inputs are standardized and encoded by these samples. None if inputs need no such fit.
     """
@@ -86,7 +88,7 @@ class Files:
     """Location of the source's files, and size of images.
 
     Args:
-        root: folder of named data sets and files; None: ``$FLSV_DATA_ROOT``, else ``data``.
+        root: folder of named data sets and files. None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: whether to download torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
 
@@ -108,10 +110,10 @@ class Reading:
 
     Args:
         files: location of files, and the size of a folder's images.
-        label: the column to predict, for data with columns; None without such a column.
-        group: the column with each row's client; None without such a column.
+        label: the column to predict, for data with columns, or None without such a column.
+        group: the column with each row's client, or None without such a column.
         columns: options by which the other columns become inputs.
-        pos_label: the positive one of two classes; None: the larger number, ``True``, or else the rarer one.
+        pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
     """
 
     files: Files = field(default_factory=Files)
@@ -141,7 +143,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_pair_of_arrays(value: Any) -> bool:
-    """Return whether ``value`` is ``(X, y)``: an array of inputs, and an array or a list of targets."""
+    """Return whether ``value`` is ``(X, y)``, an array of inputs and an array or list of targets."""
     if not isinstance(value, list | tuple) or len(value) != 2 or not is_array(value[0]):
         return False
     y = value[1]
@@ -152,7 +154,7 @@ def is_pair_of_arrays(value: Any) -> bool:
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:
-    """Return a data set of tensors made of inputs and, if given, targets.
+    """Make a data set of tensors from inputs ``x`` and, if given, targets ``y``.
 
     Floating-point inputs become float32. 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` become images
     ``[N, C, H, W]`` in 0 .. 1. Other whole numbers, such as tokens, become int64. Targets that are whole numbers or
@@ -160,7 +162,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 
     Args:
         x: inputs ``[N, ...]``.
-        y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
+        y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``. None: no targets.
 
     Returns:
         The data set. If ``y`` are words, its attribute ``classes`` has the names of the classes and ``by_name`` is
@@ -210,7 +212,10 @@ def _inputs(x: Any) -> Tensor:
 def one_numbering(
     parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None], pos_label: Any = None
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
-    """Change labels so that classes of one name have one number in all data sets, and return these and the names."""
+    """Give each class name the same number in all data sets.
+
+    Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
+    """
     everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
     named = {name: class_names_of(part) for name, part in everybody.items()}
     found = {named[name] for name in parts}
@@ -240,7 +245,7 @@ def one_numbering(
 
 
 def by_name(dataset: Dataset) -> bool:
-    """Return whether flsv, not the user, has numbered a data set's classes, in the sorted order of their names."""
+    """Return whether flsv numbered a data set's classes, in the sorted order of their names."""
     return getattr(dataset, "by_name", False)
 
 

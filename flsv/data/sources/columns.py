@@ -1,4 +1,4 @@
-"""Options of a table's columns, and functions that read a column as numbers, truth values, words, or dates."""
+"""Options of a table's columns, and functions that read numbers, truth values, words, or dates."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ class Columns:
     Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
-    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded; a missing value, or a
+    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded. A missing value, or a
     category that no training row has, becomes zeros. A column with a missing value in a training row adds a feature
     that is 1 for rows without a value and 0 for others. Rows without a target are left out, with a warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
-    small influence on the other clients' features; on several machines the clients would have to send the count, the
+    small influence on the other clients' features. On several machines the clients would have to send the count, the
     sum and the sum of squares of each column. The clients have to agree beforehand on the columns, the categories'
     names (the union over the clients' training rows), the classes' names (the union over all rows) and which columns
     have missing values.
 
     A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
-    and the result is divided by their standard deviation; squared errors are then shares of the target's variance.
+    and the result is divided by their standard deviation. Squared errors are then shares of the target's variance.
     Without it a network starts far from the mean, and the first gain of every client's training is to learn the mean.
 
     Args:
         task: ``"classification"`` if the target's values are classes, or ``"regression"``.
-        features: columns to predict from; None: all columns except the target and the group, even identifiers and
+        features: columns to predict from. None: all columns except the target and the group, even identifiers and
             columns known only after the target.
-        exclude: columns to leave out; some tables may lack them.
+        exclude: columns to leave out. Some tables may lack them.
         categorical: columns whose numbers are names of categories.
-        gaps: marks of a missing value besides blanks; None: :data:`GAPS` in a text file, no marks in a DataFrame. A
+        gaps: marks of a missing value besides blanks. None: :data:`GAPS` in a text file, no marks in a DataFrame. A
             dictionary ``{column: marks}`` adds marks for some columns. Numbers match in every notation: ``-99`` also
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
-        max_categories: largest number of categories of a column; a column with more is refused.
+        max_categories: largest number of categories of a column. A column with more is refused.
         decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
             point cannot separate thousands.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
@@ -69,7 +69,7 @@ class Columns:
         dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
             ``"days"``, else since the date in the column ``start``.
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
-        classes: names of all classes; None: all labels in the tables, which then have to share labels. Any other label
+        classes: names of all classes. None: all labels in the tables, which then have to share labels. Any other label
             is refused.
 
     Raises:
@@ -99,8 +99,10 @@ class Columns:
     classes: list[str] | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """Return the texts that mark a missing value in the column ``name``; with ``typed`` it is a column of a
-        DataFrame or Parquet file."""
+        """Return the texts that mark a missing value in the column ``name``.
+
+        With ``typed`` the column is from a DataFrame or Parquet file.
+        """
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}
@@ -125,7 +127,7 @@ class Columns:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
 
     def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """Return the options that differ from their defaults, with the changes that may solve the ``problems``."""
+        """Return the options that differ from their defaults, with changes that may solve ``problems``."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in held.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -148,7 +150,7 @@ else:
 
 
 def as_columns(given: GivenColumns) -> Columns:
-    """Return ``given`` as ``Columns``: a dictionary is converted, and None becomes the defaults."""
+    """Convert options in a dictionary to ``Columns``. None gives the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     return check_argument("columns", "columns", found, Columns)
 
@@ -162,7 +164,7 @@ class ColumnCard:
         kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
         values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
             is read, those of the training samples in :class:`SourceData`.
-        categories: the different words of the training rows, sorted; None if the column does not have categories.
+        categories: the different words of the training rows, sorted, or None if the column does not have categories.
     """
 
     name: str
@@ -172,7 +174,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """Text that says as what features the column is used, such as ``"3 categories"`` or ``"0 or 1"``."""
+        """Features that the column becomes, as text such as ``"3 categories"`` or ``"0 or 1"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
@@ -198,7 +200,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """Return a column's values, with NaN for marks of missing values and no white space around words."""
+    """Return a column's values with NaN for missing ones and words stripped of white space."""
     column, marks = table.column(name, argument), columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
@@ -214,7 +216,10 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return a column's kind, None for several or an unusable one, and its values as numbers, NaN for what is none."""
+    """Return a column's kind and its values as numbers, with NaN for what is not a number.
+
+    The kind is None if it is ambiguous or unusable.
+    """
     if table.typed:
         return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
     # Each file may have its own notation of numbers.
@@ -228,10 +233,12 @@ def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tupl
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
-    """Read the columns of all tables together, so that every table has the same categories.
+    """Read the columns ``names`` of all concatenated tables, so that each has the same categories.
+
+    ``fit``, bool ``[N]``, marks the training rows.
 
     Raises:
-        ConfigurationError: columns cannot be used; one message names all of them, with options that may help.
+        ConfigurationError: columns cannot be used. One message names all of them, with options that may help.
     """
     cards: list[ColumnCard] = []
     problems: list[ColumnError] = []
@@ -267,7 +274,7 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """Return the kind of a column and its values: numbers or words, and NaN for missing values."""
+    """Return a column's kind and its values: numbers or words, with NaN for missing ones."""
     since = (columns.dates or {}).get(name)
     if since is not None:
         start = np.datetime64(0, "D") if since == DAYS else _dates_of(table, since, columns)
@@ -321,7 +328,7 @@ def _dates(table: Table, name: str, values: pd.Series, columns: Columns) -> Colu
 
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
-    """Raise ColumnError if texts are numbers in another notation, which would be read as categories."""
+    """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
     texts = [sorted({*part}) for part in texts_by_file(table, values)]
     like, notations = other_notations(texts, columns.decimal, columns.thousands)
     if not like:
@@ -340,7 +347,7 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
 
 
 def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """Return a column's dates, in UTC where they have a time zone."""
+    """Return a column's dates, in UTC if they have a time zone."""
     values, formats = without_gaps(table, name, "dates", columns), columns.date_format or ()
     if is_datetime64_any_dtype(table.column(name, "dates")):
         found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change

@@ -34,32 +34,34 @@ from flsv.utilities.seeding import generator_for
 
 @checked
 class CSVData(L.LightningDataModule):
-    """Base class of data modules that read CSV files; subclasses turn the rows into data sets in :meth:`encode`.
+    """Base class of data modules that read CSV files.
 
-    Validation and test samples are drawn at random over all groups; at least one sample of each group stays for
+    Subclasses turn the rows into data sets in :meth:`encode`.
+
+    Validation and test samples are drawn at random over all groups. At least one sample of each group stays for
     training.
 
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
-        group: the column that says to which natural client, such as a hospital, a row belongs; None: there is no such
+        group: the column that says to which natural client, such as a hospital, a row belongs. None: there is no such
             column.
-        root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
-        test_path: path of a second file with the same columns, for testing; None: test samples are taken from the first
+        root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
+        test_path: path of a second file with the same columns, for testing. None: test samples are taken from the first
             file, see ``test_fraction``.
         batch_size: samples per batch.
-        val_fraction: share of the first file's samples for validation; 0: no validation set.
-        test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
-        pos_label: the positive one of two classes, which gets the number 1; None: the larger number, ``True``,
+        val_fraction: share of the first file's samples for validation. 0: no validation set.
+        test_fraction: share of the first file's samples for testing, without ``test_path``. 0: no test set.
+        pos_label: the positive one of two classes, which gets the number 1. None: the larger number, ``True``,
             or else the rarer one.
-        seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
+        seed: seed of the choice of validation and test samples. None: the seed of ``seed_everything``.
 
     Attributes:
-        train_set, val_set, test_set: the data sets, set by ``setup``; None for a set without samples.
+        train_set, val_set, test_set: the data sets, set by ``setup``, or None for a set without samples.
             ``train_set.groups`` has the group of each sample, ``train_set.group_kind`` the column's name,
             ``train_set.classes`` the classes' names.
         group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
         input_shape: shape of one sample.
-        num_classes: number of classes; None for data without classes.
+        num_classes: number of classes, or None for data without classes.
     """
 
     pooled_inputs = False
@@ -95,15 +97,17 @@ class CSVData(L.LightningDataModule):
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:
-        """Create the data sets from the rows of the files, and store them by :meth:`keep`; called once by ``setup``.
+        """Create the data sets from the files' rows, and store them by :meth:`keep`.
+
+        Called once by ``setup``.
 
         Args:
             train: rows of the first file.
-            test: rows of the test file; None without one.
+            test: rows of the test file. None without one.
         """
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the files. Calling it again changes nothing."""
+        """Read the files at the first call. Further calls, for any ``stage``, change nothing."""
         if self.train_set is None:
             test = None if self.test_path is None else self._read(self.test_path)
             self.encode(self._read(self.path), test)
@@ -120,15 +124,15 @@ class CSVData(L.LightningDataModule):
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator)
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """Return batches of the validation samples; an empty list if there are none."""
+        """Return batches of the validation samples, or an empty list if there are none."""
         return [] if self.val_set is None else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
 
     def test_dataloader(self) -> DataLoader | list[DataLoader]:
-        """Return batches of the test samples; an empty list if there are none."""
+        """Return batches of the test samples, or an empty list if there are none."""
         return [] if self.test_set is None else DataLoader(self.test_set, batch_size=max(self.batch_size, 256))
 
     def groups_of(self, table: Table) -> np.ndarray | None:
-        """Return the group of each row, ``[N]``; None without a column of groups."""
+        """Return the group of each row, ``[N]``, or None without a column of groups."""
         return None if self.group is None else group_values(table, self.group)
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -169,9 +173,9 @@ class CSVData(L.LightningDataModule):
         Args:
             tensors: inputs and targets of the samples in the first file.
             splits: the result of :meth:`split`: indices of the samples of ``train``, ``val`` and ``test``.
-            groups: group of each sample; None without groups.
-            test: inputs and targets of the test file; None without one.
-            classes: names of the classes; None without classes.
+            groups: group of each sample, or None without groups.
+            test: inputs and targets of the test file, or None without one.
+            classes: names of the classes, or None without classes.
         """
         parts = {name: [tensor[torch.from_numpy(rows)] for tensor in tensors] for name, rows in splits.items()}
         sets = {name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()}
@@ -250,7 +254,7 @@ _WORD = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
-    """Hash a text's first words, of any script and case, to their CRC-32 in UTF-8, in 1 .. 2^32 - 1."""
+    """Hash a text's first ``max_words`` words to their CRC-32 in UTF-8, in 1 .. 2^32 - 1."""
     words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
     return [zlib.crc32(word.encode()) or 1 for word in words]
 
@@ -260,7 +264,7 @@ class TextData(CSVData):
     """Data module of a CSV file's rows: a text, its class, and perhaps a column with the natural clients.
 
     Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
-    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. A text without words is all zeros; rows
+    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. A text without words is all zeros. Rows
     without a class are left out, with a warning.
 
     Args:
@@ -311,7 +315,7 @@ class TextData(CSVData):
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """Cut a text's UTF-8 bytes into pieces that overlap by one, uint8 ``[n, length + 1]``."""
+    """Cut a text's UTF-8 bytes into windows that overlap by one, uint8 ``[n, length + 1]``."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     count = max(len(data) - 1, 0) // length
     return data[np.arange(count)[:, None] * length + np.arange(length + 1)]
@@ -361,7 +365,6 @@ class CharacterData(CSVData):
         self.keep((pieces,), self.split(len(pieces), of), of, None if test is None else self._pieces(test)[:1])
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
-        """Cut all texts into pieces; return the pieces, int64 ``[n, length + 1]``, and the number of pieces of each
-        text."""
+        """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
         found = [windows(text, self.length) for text in file.column(self.text, "text")]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

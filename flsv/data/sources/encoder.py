@@ -1,5 +1,7 @@
-"""TableEncoder, which encodes tables as features and targets and is fitted on the training rows only, and the source
-of one table with a column of clients, or of one table per client."""
+"""TableEncoder, which encodes tables as features and targets, and the source of tables.
+
+It is fitted on the training rows only. The clients are groups of one table's column, or have a table each.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class TableEncoder:
         self._classes: tuple[str, ...] | None = None
 
     def rows(self, table: Table) -> Table:
-        """Return the rows that have a target, with a warning if others are left out."""
+        """Return the rows that have a target. Warn if others are left out."""
         missing = without_gaps(table, self.target, "target", self.columns).isna().to_numpy()
         if missing.all():
             raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
@@ -69,8 +71,10 @@ class TableEncoder:
         return table
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
-        """Encode the features as float32 ``[N, D]``: numbers, categories, marks of missing values, fitted on the rows
-        ``fit``, bool ``[N]``."""
+        """Encode numbers, categories, and marks of missing values as features, float32 ``[N, D]``.
+
+        ``fit``, bool ``[N]``, marks the training rows, on which the encoder is fitted.
+        """
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
         lines = [f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"]
@@ -79,7 +83,7 @@ class TableEncoder:
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """Return scikit-learn's transformer of the columns in :attr:`read`, unfitted, and set :attr:`feature_names`."""
+        """Return scikit-learn's unfitted transformer of the columns :attr:`read`, and set :attr:`feature_names`."""
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
         gappy = [each.name for each in self.read if each.values[fit].isna().any()]
@@ -97,8 +101,10 @@ class TableEncoder:
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
-        """Return the names of the classes, the positive one of two last, and keep them for :meth:`targets`; None for
-        regression."""
+        """Return the class names, the positive one of two last, or None for regression.
+
+        They are stored for :meth:`targets`.
+        """
         if self.columns.task == "classification":
             known, values = self.columns.classes, words_of(table.column(self.target, "target"))
             names = in_order(known or values.unique().tolist())
@@ -128,8 +134,10 @@ class TableEncoder:
             )
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Return the index of each row's class, int64 ``[N]``, or numbers, float32 ``[N]``, standardized by the rows
-        ``fit``."""
+        """Return each row's class index, int64 ``[N]``, or its number, float32 ``[N]``.
+
+        Numbers are standardized by the rows ``fit`` if the options say so.
+        """
         column = table.column(self.target, "target")
         if self._classes is not None:
             values = words_of(column)
@@ -151,18 +159,20 @@ class TableEncoder:
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Return one data set for each concatenated table, which have ``sizes`` rows; without ``fit``
-        they have 0 features."""
+        """Split the encoded table into one data set for each of its parts of ``sizes`` rows.
+
+        Without ``fit``, the mask of the training rows, they have 0 features.
+        """
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, rows: int) -> tuple[ColumnCard, ...]:
-        """Return :attr:`read` with the values of the first ``rows`` rows."""
+        """Return the records :attr:`read` of the columns, with the values of the first ``rows`` rows."""
         return tuple(replace(each, values=each.values.iloc[:rows]) for each in self.read)
 
     def names(self, table: Table) -> list[str]:
-        """Name the columns to read as features, also those that only some of the concatenated tables have."""
+        """Return the columns to use as features, including those that only some concatenated tables have."""
         for argument in ("features", "categorical", "dates", "exclude", "gaps"):
             named = getattr(self.columns, argument) or ()
             for name in () if argument == "gaps" and isinstance(named, list) else named:
@@ -172,7 +182,10 @@ class TableEncoder:
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
-    """Return each row's group ``[N]``, as numbers, so that 2 is before 10, if none begins with a zero."""
+    """Return each row's group ``[N]`` from the column ``name``.
+
+    Groups become numbers, which sort 2 before 10, unless one begins with a zero.
+    """
     values = words_of(table.column(name, "group")).fillna("")
     empty = np.flatnonzero(values == "").tolist()
     if empty:
@@ -189,7 +202,10 @@ def group_values(table: Table, name: str) -> np.ndarray:
 def tables_source(
     tables: Mapping[str, Table], held_out: Mapping[str, Table | None], reading: Reading, clients: bool
 ) -> SourceData:
-    """Return the source of tables; its function ``fitted`` makes the features once the training rows are known."""
+    """Return the source of the clients' and the held-out tables.
+
+    Its function ``fitted`` makes the features once the training rows are known.
+    """
     first = next(iter(tables.values()))
     if reading.label is None:
         has = f"It has {listed(first.frame.columns, 20)}."
@@ -236,7 +252,7 @@ def tables_source(
 def _groups(
     tables: Sequence[Table], group: str | None, called: tuple[str, ...], clients: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return each row's group and all names: the tables, or a column's values in the first and the further tables."""
+    """Return each row's group and the groups' names, from the tables or from the column ``group``."""
     of_table = torch.repeat_interleave(torch.tensor([len(table) for table in tables]))
     if clients:
         return of_table, called

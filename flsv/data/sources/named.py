@@ -1,5 +1,8 @@
-"""Data sets by name: scikit-learn's digits, Gaussians and torchvision's data sets; MedMNIST-style ``.npz`` files with
-the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...``; and folders of images."""
+"""Data sets by name, from ``.npz`` files, and from folders of images.
+
+Names are scikit-learn's digits, Gaussians and torchvision's data sets. ``.npz`` files are MedMNIST-style, with the
+arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...``.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ SPREAD = 0.8
 
 
 def gaussians() -> SourceData:
-    """Draw 4,000 training and 2,000 test points of four classes: x, y, x^2, y^2 and xy, float32 ``[5]``."""
+    """Draw 4,000 training and 2,000 test points from four Gaussians, one per class.
+
+    Inputs are x, y, x^2, y^2 and xy, float32 ``[5]``.
+    """
     sets = []
     for size, split in ((4000, "train"), (2000, "test")):
         labels = torch.arange(size) % 4
@@ -62,8 +68,7 @@ KINDS = {
 
 
 def vision(name: str, root: str | None, download: bool = False) -> SourceData:
-    """Load one of torchvision's data sets of images, normalized by the training pixels' mean and deviation per
-    channel."""
+    """Load a data set of torchvision, normalized by each channel's mean and deviation in training."""
     from torchvision import datasets
 
     kind, files, mean, std = KINDS[name]
@@ -93,7 +98,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Paths are relative to ``root`` or, if they do
             not exist there, to the working folder.
-        root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
+        root: folder of the data. None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: whether to download torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
 
@@ -122,13 +127,15 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
 
 def known_as(name: object) -> str | None:
-    """Return ``name`` if it is a name in :data:`DATA_SETS`; None if it can only be a path."""
+    """Return ``name`` if it is in :data:`DATA_SETS`, or None if it can only be a path."""
     return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def npz(path: Path) -> SourceData:
-    """Load an ``.npz`` file: 8-bit pixels become -1 .. 1, as usual for MedMNIST, and any other ``train_<name>`` an
-    attribute."""
+    """Load an ``.npz`` file, with 8-bit pixels scaled to -1 .. 1 as usual for MedMNIST.
+
+    Any further array ``train_<name>`` becomes an attribute ``<name>`` of the training data.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
@@ -153,8 +160,10 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Return a data set of the images float32 ``[N, C, H, W]`` and classes of one split (``train``, ``val`` or
-    ``test``)."""
+    """Return a data set of one split's images, float32 ``[N, C, H, W]``, and classes.
+
+    ``split`` is ``train``, ``val`` or ``test``.
+    """
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
@@ -172,7 +181,7 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
-    """Open a folder of images by split and class, or by class, which are decoded when they are read."""
+    """Open a folder of images by split and class, or by class. Images are decoded when read."""
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
         return SourceData(whole, class_names=tuple(whole.classes))
@@ -187,8 +196,10 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
-    """Open the images ``<class>/*.png`` in a folder as a data set that resizes them to ``image_size``; with
-    ``allow_empty``, classes may have no images."""
+    """Open a folder's images ``<class>/*.png`` as a data set that resizes them.
+
+    With ``allow_empty``, classes may have no images.
+    """
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -210,16 +221,20 @@ def read_image(path: str) -> Image.Image:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether a folder has class folders: each subfolder has images directly in it or is empty, and at least one
-    has images."""
+    """Return whether a folder's subfolders are classes of images.
+
+    Each has images directly in it or is empty, and at least one has images.
+    """
     folders = [entry for entry in _entries(path) if entry.is_dir()]
     with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
 def folder_by_client(path: Path) -> dict[str, Path]:
-    """Return ``{client: path}`` of a folder with one table or subfolder per client, ``val`` and ``test`` among them;
-    empty for images by class or split."""
+    """Return ``{client: path}`` of a folder with one table or subfolder per client.
+
+    ``val`` and ``test`` are among the keys. A folder of images by class or split gives an empty dictionary.
+    """
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
     tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
@@ -247,6 +262,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key by which clinic 2 comes before clinic 10."""
+    """Return a sorting key that puts clinic 2 before clinic 10."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if place % 2 else part.casefold() for place, part in enumerate(parts)], name

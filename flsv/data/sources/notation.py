@@ -1,4 +1,4 @@
-"""Notations of numbers and dates in text files: decimal marks, thousands separators, orders of day, month and year.
+"""Notations of numbers and dates in text files: decimal marks, thousands separators, date orders.
 
 A cell whose meaning depends on the notation is never guessed: ``1.234`` among decimal commas may be 1234 or 1.234, and
 ``03/04/2024`` the third of April or the fourth of March.
@@ -23,8 +23,10 @@ _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
 def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = None) -> np.ndarray:
-    """Convert values to numbers, float64 ``[N]``, NaN for what is none; beside a decimal comma a point that cannot
-    separate thousands is decimal, too."""
+    """Convert values to numbers, float64 ``[N]``, with NaN for what is not a number.
+
+    With a decimal comma, a point that cannot separate thousands is read as decimal, too.
+    """
 
     def number(value: Any) -> float:
         try:
@@ -47,8 +49,11 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert one file's column as :func:`parsed`, unless its values contradict ``decimal`` or, without ``possible``,
-    do not show ``thousands``."""
+    """Convert one file's column to numbers as :func:`parsed` does, in the notation that it shows.
+
+    ``decimal`` does not apply to a column that contradicts it. ``thousands`` applies only if a value shows this
+    separator, or with ``possible``.
+    """
     texts = [value for value in values if isinstance(value, str)]
     if decimal == "," and any(map(_is_point, texts)):
         return parsed(values, *((",", None) if any("," in text for text in texts) else (".", None)))
@@ -65,8 +70,10 @@ def _is_point(text: str) -> bool:
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find the texts that are numbers in another notation only (none if most are words), and the notations that fit;
-    several if they give different numbers."""
+    """Find the texts that are numbers in another notation only, and the notations that fit.
+
+    There are no texts if most are words, and several notations if these give different numbers.
+    """
     like = sorted(_unread(parts, decimal, thousands))
     words = {text for text in like if not _is_number(text)}
     like = [text for text in like if text not in words]
@@ -80,7 +87,10 @@ def other_notations(
 
 
 def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
-    """Return the options of each notation in which all texts are numbers, the first of those with equal numbers."""
+    """Return the options of each notation in which all texts are numbers.
+
+    Of notations that give equal numbers, only the first is returned.
+    """
     found: dict[tuple[float, ...], dict[str, str]] = {}
     for mark, separator in _NOTATIONS:
         options = {} if mark == decimal else {"decimal": mark}
@@ -93,7 +103,7 @@ def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | Non
 
 
 def _unread(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> set[str]:
-    """Return the texts that are not numbers in the present notation."""
+    """Return the texts that are not numbers in the notation ``decimal`` and ``thousands``."""
     read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
     return {text for pairs in read for text, unread in pairs if unread}
 
@@ -104,8 +114,10 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether a text shows that a point or comma separates thousands: by two of them, or beside a decimal
-    mark."""
+    """Return whether a text shows that a point or comma separates thousands.
+
+    It does so by two of them, or by one beside a decimal mark.
+    """
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
     return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)
@@ -117,13 +129,15 @@ _TIMES = ("", " %H:%M", " %H:%M:%S")
 
 
 def are_dates(texts: Iterable[str]) -> bool:
-    """Return whether all texts look like dates with a year of four digits."""
+    """Return whether all texts look like dates with a four-digit year."""
     return all(_ISO.fullmatch(text) or _DAY.fullmatch(text) for text in texts)
 
 
 def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
-    """Return the ``strftime`` formats of dates that are not ISO 8601; None if a file does not show the order of day and
-    month."""
+    """Return the ``strftime`` formats of dates that are not ISO 8601.
+
+    Return None if a file does not show the order of day and month.
+    """
     found: list[str] = []
     rest = [[text for text in texts if not _ISO.fullmatch(text)] for texts in parts]
     for mark in "./-":
@@ -137,8 +151,10 @@ def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> l
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only order of day, month and year in which all texts are dates; None if several fit or ``known``
-    differs."""
+    """Return the only order of day, month and year in which all texts are dates.
+
+    Return None if several fit or the formats ``known`` differ.
+    """
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)
     fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]
@@ -147,7 +163,10 @@ def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
-    """Convert texts to dates in UTC, NaT for what is no date, or different dates in different formats."""
+    """Convert texts to dates in UTC, with NaT for what is not a date or is ambiguous.
+
+    A text is ambiguous if ``formats`` give different dates.
+    """
     iso = texts.where(texts.isna() | texts.str.match(r"\d{4}-\d")) if formats else texts
     found = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
     twice = found.isna() & False

@@ -1,5 +1,7 @@
-"""Reading of the data that a user gives: each client's or all clients' samples, and the server's validation and test
-data. They may be objects, names or paths."""
+"""Reading of the data that a user gives, as objects, names or paths.
+
+They are each client's or all clients' samples, and the server's validation and test data.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ KINDS = (
 
 
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
-    """Read one data set as samples or a table; with ``whole`` also data with splits of their own."""
+    """Read one data set as samples or a table.
+
+    ``what`` names it in messages. With ``whole``, it may also have splits of its own.
+    """
     try:
         part = _read_path(given, reading, whole) if isinstance(given, str | Path) else _read_object(given, reading)
         # For mypy: a map-style data set has a length.
@@ -70,7 +75,10 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
-    """Read a table file or a folder of images by class; with ``whole`` also a data set by name."""
+    """Read a table file or a folder of images by class.
+
+    With ``whole``, the path may also be a data set's name.
+    """
     files = reading.files
     place = None if whole and known_as(given) else find_place(given, files.root)
     if place is not None and place.is_dir() and not whole:  # one file in a client's folder
@@ -94,7 +102,7 @@ def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Ta
 
 
 def _read_object(given: Any, reading: Reading) -> Dataset | Table:
-    """Convert arrays to tensors and a DataFrame to a table, and return a map-style data set as it is."""
+    """Convert arrays to tensors and a DataFrame to a table. Return a map-style data set unchanged."""
     if is_pair_of_arrays(given):
         return array_set(*given)
     if is_array(given):
@@ -119,7 +127,10 @@ def open_source(
     clients: Mapping[str, Any] | None = None,
     joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
-    """Read a source, or the data of each client."""
+    """Read a source, or the data of each client in ``clients``, into one ``SourceData``.
+
+    ``held_out`` has the user's validation and test data, ``joining`` a client to add.
+    """
     if clients is not None:
         return _own_source(clients, held_out, reading, True, joining)
     check_lightning(source)
@@ -141,7 +152,7 @@ def open_source(
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}``, the user's or else the source's own."""
+    """Return ``{"val": data, "test": data}`` as ``given`` by the user, or else the source's own ``found``."""
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
         raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
@@ -149,7 +160,7 @@ def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def source_name(source: Any) -> str:
-    """Return a name of a source for messages: the name or path if the user gave one, else the types of the objects."""
+    """Return a source's name for messages: the user's name or path, or else the objects' types."""
     if isinstance(source, str):
         return source
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
@@ -162,7 +173,7 @@ def _own_source(
     clients: bool = False,
     joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
-    """Combine the clients' data, or a single data set under any name, into one source."""
+    """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts: dict[str, Any] = {
@@ -205,7 +216,7 @@ _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
-    """Return the source of a data module's training and validation loaders, after its ``setup("fit")``."""
+    """Return the source of a data module's loaders, after its ``setup("fit")``."""
     name, loader = type(module).__name__, _single(module.train_dataloader())
     if (
         not isinstance(loader, DataLoader)
@@ -244,7 +255,10 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, WeightedDraws | None]:
-    """Return the indices that a training loader is confined to, and the weights by which it draws, if it has them."""
+    """Return the indices to which a training loader's sampler is confined, and its draws by weight.
+
+    Each is None if the sampler has none.
+    """
     batches: Any = loader.batch_sampler
     sampler = batches.sampler
     held: Any = loader.dataset
@@ -269,7 +283,7 @@ def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, Weight
 
 
 def _single(loaders: Any) -> Any:
-    """Return the only loader of a list, None if the list is empty, and anything else unchanged."""
+    """Return the only loader of a list, or None if the list is empty. Return anything else unchanged."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders

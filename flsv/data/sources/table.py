@@ -30,7 +30,10 @@ def is_table_file(path: Any) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns, texts unless ``typed``; a row's index is the line in which it ends, or its number."""
+    """Rows with named columns, which are texts unless ``typed``.
+
+    A row's index is its last line in the file, or its number.
+    """
 
     path: Path | str
     frame: pd.DataFrame
@@ -42,15 +45,15 @@ class Table:
 
     @property
     def parts(self) -> Sequence[Table]:
-        """Tables from which this one was concatenated, or only this table."""
+        """Tables that were concatenated into this one, or only this table."""
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Name rows by their lines in the file, or their numbers in a DataFrame."""
+        """Return text for messages that names rows by their lines, or by their numbers in a DataFrame."""
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def where(self, row: int) -> str:
-        """Name the table, of those concatenated, and the line from which a row comes."""
+        """Return text for messages that names the table and line of a row."""
         for part in self.parts:
             if row < len(part):
                 break
@@ -58,17 +61,17 @@ class Table:
         return f"{part.path}, {part.places([row])}"
 
     def take(self, rows: np.ndarray) -> Table:
-        """Return a table with only the rows whose positions are in ``rows``."""
+        """Return a table with only the rows at the positions ``rows``."""
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return ``{title: texts}`` with which users recognize each row: line, client, identifying columns."""
+        """Return ``{title: texts}`` to recognize each row by: line, client, identifying columns."""
         columns = {"client": group, **{name: name for name in ids}}
         held = {title: self.frame[name].astype(str).tolist() for title, name in columns.items() if name in self.frame}
         return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
-        """Return the column that the user named in ``argument``."""
+        """Return the column ``name``, which the user gave in ``argument``."""
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
@@ -86,7 +89,7 @@ def one_table(tables: Sequence[Table]) -> Table:
 
 
 def words_of(column: pd.Series) -> pd.Series:
-    """Convert values to texts, whole numbers without a decimal point, although pandas makes them floats beside gaps."""
+    """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
     missing = pd.isna(values)
     floats = [value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)]
@@ -113,19 +116,20 @@ def data_root(root: str | None) -> Path:
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """Return a path below :func:`data_root` or else the working folder; None if it does not exist."""
+    """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
 def looked_at(name: str, root: str | None) -> str:
-    """Return the paths at which :func:`find_place` looks for ``name``, as text for messages."""
+    """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
 def read_table_file(path: Path, encoding: str | None = None) -> Table:
-    """Read a table from a Parquet file, which needs pyarrow, or from a text file with a header line.
+    """Read a table from a Parquet file or from a text file with a header line.
 
-    The most frequent one of comma, semicolon, tab and vertical bar in the header separates the values.
+    Parquet needs pyarrow. Values are separated by the most frequent of comma, semicolon, tab and vertical bar in the
+    header.
     """
     if path.suffix.lower() == ".parquet":
         try:
@@ -184,13 +188,13 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
 
 
 def is_columnar(given: Any) -> bool:
-    """Return whether ``given`` is a DataFrame or can be converted by ``to_pandas()`` (polars, Arrow, Hugging Face)."""
+    """Return whether ``given`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     named = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, pd.DataFrame) or (named and hasattr(given, "to_pandas") and not isinstance(given, type))
 
 
 def frame_table(given: Any) -> Table:
-    """Convert a DataFrame to a table; columns keep their types, and the index is dropped."""
+    """Convert a DataFrame to a table. Columns keep their types, and the index is dropped."""
     frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
     names = [str(name).strip() for name in frame.columns]
     check_column_names(type(given).__name__, names)
