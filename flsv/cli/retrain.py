@@ -1,4 +1,5 @@
-"""``flsv retrain``: each client's value by training the federation again without it, after a run.
+"""flsv retrain: each client's value by training the federation again without it,
+after a run.
 
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
@@ -6,36 +7,48 @@
     flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
 
-A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
-of its clients, and computes Shapley values from the results. By default it trains each client alone, all but one, and
-all (2 n + 1 trainings for n clients), with three seeds; it predicts the outputs of all other coalitions' models from
-theirs, and scores these. If models are scored by a value that the module logs, or by the clients, there are no outputs:
-then it predicts the scores, and says so. --trainings all trains all coalitions, and the values are exact for these
-trainings; --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each training is a process of
-its own, --jobs of them at once. The coalition of all must
-come to the weights of the run's last checkpoint, or there are no values. A training that fails is named, and the others
-go on.
+A metric's values during a run are cheap and approximate. This command trains
+the same federation again with only some of its clients, and computes Shapley
+values from the results. By default it trains each client alone, all but one,
+and all (2 n + 1 trainings for n clients), with three seeds; it predicts the
+outputs of all other coalitions' models from theirs, and scores these. If
+models are scored by a value that the module logs, or by the clients, there are
+no outputs: then it predicts the scores, and says so. --trainings all trains
+all coalitions, and the values are exact for these trainings; --trainings
+singles (n + 1 trainings) only ranks the clients, without amounts. Each
+training is a process of its own, --jobs of them at once. The coalition of all
+must come to the weights of the run's last checkpoint, or there are no values.
+A training that fails is named, and the others go on.
 
-If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
-the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
+If the run draws some of its clients for each round, each coalition draws its
+own cohorts among its members, as many as the run draws, so that run and
+retraining play one game; by --participation all, all members train in every
+round.
 
-The values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with the
-coalitions, seeds and rounds that were trained and all settings that were changed. The file also has the shares by
-accuracy, by balanced accuracy and by the loss, and the shares without each of the seeds: they show how far a payment
-depends on the choice of the score and on chance. Models are judged as the run's metrics judged them, or by --metric
-(``by`` in the file). The command warns if that is accuracy and most samples belong to one class. Data that differ from
-the run's are refused. Finished trainings are kept: start a stopped command again to continue.
+The values, with intervals, are written to retrained.csv in the run's folder
+and shown by flsv report, with the coalitions, seeds and rounds that were
+trained and all settings that were changed. The file also has the shares by
+accuracy, by balanced accuracy and by the loss, and the shares without each of
+the seeds: they show how far a payment depends on the choice of the score and
+on chance. Models are judged as the run's metrics judged them, or by --metric
+(by in the file). The command warns if that is accuracy and most samples belong
+to one class. Data that differ from the run's are refused. Finished trainings
+are kept: start a stopped command again to continue.
 
-With --without and the names of clients, no values are computed. The run is trained once more with the other clients
-only, and the module is saved beside the run (without_NAME.ckpt): the same run, by the same seed, of a module that has
-never seen these clients' data.
+With --without and the names of clients, no values are computed. The run is
+trained once more with the other clients only, and the module is saved beside
+the run (without_NAME.ckpt): the same run, by the same seed, of a module that
+has never seen these clients' data.
 
-With --with and the name and data of a client that took no part (a file or a folder, as the run's clients have), its
-gain is computed: the score of the run with all clients and with it, minus that of the run with all clients, three seeds
-each. The coalition of all clients must come to the run's weights. Nothing else changes: the server's validation set,
-all clients' samples, and the means and categories of a table, in which the newcomer has no part. All its samples are
-for training. The gain is what it adds after all others, not its share of a payment: for that, train a run with it. It
-is written to with_NAME.csv, a row for each seed and one for their mean with its interval.
+With --with and the name and data of a client that took no part (a file or a
+folder, as the run's clients have), its gain is computed: the score of the run
+with all clients and with it, minus that of the run with all clients, three
+seeds each. The coalition of all clients must come to the run's weights.
+Nothing else changes: the server's validation set, all clients' samples, and
+the means and categories of a table, in which the newcomer has no part. All its
+samples are for training. The gain is what it adds after all others, not its
+share of a payment: for that, train a run with it. It is written to
+with_NAME.csv, a row for each seed and one for their mean with its interval.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, s
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     try:
-        held = torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
+        held: Any = torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
     except pickle.UnpicklingError:
         return None, f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded"
     if held["epoch"] + 1 != cli.trainer.max_epochs or held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:

@@ -7,8 +7,6 @@ their next exchange with it.
 
 from __future__ import annotations
 
-# The group is not torch's default one, so that no other code finds it and shards data or reduces gradients over it. If
-# a process dies, the others notice the closed connection at their next exchange with it.
 import ctypes
 import io
 import os
@@ -36,6 +34,8 @@ from flsv.configuration.identity import Identity, versions
 from flsv.core import ALONE, Ranks
 from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
+
+__all__ = ["FederatedStrategy", "agree", "ranks_of", "ranks_of_environment", "started_by_script"]
 
 #: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -141,7 +141,7 @@ class ShadowShapley(MeasuredMetric):
     part is NaN.
 
     When not to use it:
-        For payment, if each client alone was trained: run ``flsv retrain`` with several seeds. With sites that may send
+        With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
         another model than their own. With ``judges="clients"``, to pay clients who may report false scores
         (``docs/results/judges.md``).
 

@@ -299,8 +299,8 @@ def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Format the values by retraining like those of a metric, if there are any."""
     known = run.retrained()
     rows = [known[client] for client in clients] if any(known) else []
-    ends = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
-    return {RETRAINED: with_intervals(*ends, between=" to ")} if rows else {}
+    values, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
+    return {RETRAINED: with_intervals(values, low, high, between=" to ")} if rows else {}
 
 
 def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from flsv.utilities.forks import LIBC
 
@@ -30,16 +30,33 @@ OWN = ".coalitions"
 @contextmanager
 def own_folder(root: Path | None = None) -> Iterator[Path]:
     """Yield a new folder, and delete it at the end, with those that killed processes have left in ``root``."""
-    root = root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
-    for left in root.glob(f"{OWN}*"):
-        with suppress(Timeout, OSError), FileLock(left / ".lock", timeout=0):  # its process lives, or is another user's
-            shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root.absolute()))
-    with FileLock(folder / ".lock"):
+    root = (root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())).absolute()
+    with ExitStack() as held:
+        with _locked(root):
+            for left in root.glob(f"{OWN}*"):
+                with suppress(OSError), _locked(left, fcntl.LOCK_NB):  # its process lives, or is another user's
+                    shutil.rmtree(left)
+            folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root))
+            held.enter_context(_locked(folder))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, more: int = 0) -> Iterator[None]:
+    """Lock a folder, in this process and its forks; with ``LOCK_NB`` raise OSError where that is not possible."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | more)
+        except OSError:  # a network's file system may have no locks of folders
+            if more:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def own_view(folders: Iterable[str], own: str) -> None:

@@ -140,9 +140,7 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
-def test_trainer_option_leaves_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain: dict[str, Tensor], option: str
-) -> None:
+def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path: Path, plain: dict[str, Tensor], option: str) -> None:
     assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
 
 

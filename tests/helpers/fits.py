@@ -22,7 +22,6 @@ from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
-from flsv.functional import ShapleyEstimate
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, LeaveOneOut
 from flsv.personalization import Personalizer
 from flsv.sampling import UniformSampler
@@ -192,9 +191,9 @@ class Seen(LeaveOneOut):
     def round_fields(self) -> dict[str, Any]:
         return {**super().round_fields, "generator": lambda round: self.found.append([round]) or round.generator("x")}
 
-    def _estimate(self, utility: Any, players: int, generator: Any) -> ShapleyEstimate:
+    def update(self, client_ids: Tensor, utility: Any, generator: Any = None, round_index: int = 0) -> None:
         self.found[-1].append(utility(MASKS))
-        return super()._estimate(utility, players, generator)
+        super().update(client_ids, utility, generator, round_index)
 
 
 def federated(data: L.LightningDataModule) -> FederatedDataModule:

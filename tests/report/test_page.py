@@ -15,7 +15,7 @@ import pytest
 
 import flsv.metrics
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.functional.intervals import BRACKETS
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_shown
 from flsv.report.certainty import moved, moved_by_seeds

@@ -294,7 +294,7 @@ def test_flag_samples_of_few_or_equal_values_flags_nothing() -> None:
 def test_figures_of_a_valuation_show_every_client() -> None:
     found, _ = value([draw(30, 1), draw(20, 2), (torch.zeros(0, 5), torch.zeros(0).long())], draw(20, 0), support=9)
     bars, shares = draw_contributions(found).axes
-    assert [bar.get_height() for bar in bars.patches] == pytest.approx(found.distances[:2].tolist())
-    assert sum(bar.get_height() for bar in shares.patches) == pytest.approx(1)
+    assert [bar.get_height() for bar in bars.patches] == pytest.approx(found.distances.tolist(), nan_ok=True)
+    assert sum(bar.get_height() for bar in shares.patches[:2]) == pytest.approx(1)
     panels = [axis for axis in histograms_of(found).axes if axis.get_title().startswith("client")]
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]
