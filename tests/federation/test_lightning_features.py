@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting, read_run
-from flsv.cli.entry import main
 from flsv.core.artifacts import keep_artifact
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
