@@ -44,8 +44,7 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
     """Choose which coalitions to train: the most accurate design within ``max_fits``. This is a number of training runs
-    of the whole federation, with ``cohort`` clients per round.
-    """
+    of the whole federation, with ``cohort`` clients per round."""
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
@@ -71,10 +70,8 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     for members in coalitions:
         strange = [member for member in members if member not in range(num_clients)]
         if strange:
-            raise ConfigurationError(
-                f"ShadowShapley(coalitions=...): {list(members)} names clients {strange}, and the federation has 0 to "
-                f"{num_clients - 1}."
-            )
+            given = f"ShadowShapley(coalitions=...): {list(members)}"
+            raise ConfigurationError(f"{given} names clients {strange}, and there are 0 to {num_clients - 1}.")
         mask = [client in members for client in range(num_clients)]
         if mask not in masks:
             masks.append(mask)
@@ -87,8 +84,7 @@ RECENT = 3
 
 def _last_values(stretches: Tensor) -> Tensor:
     """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
-    with NaN in front if there are fewer.
-    """
+    with NaN in front if there are fewer."""
     values = stretches.flatten(0, 1)
     known = values[~values.flatten(1).isnan().all(1)]
     return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
@@ -335,8 +331,7 @@ class ShadowShapley(MeasuredMetric):
         by: OutputScore | None = None,
     ) -> None:
         """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
-        store them. If a utility or an output is not finite, all values become NaN, with a warning.
-        """
+        store them. If a utility or an output is not finite, all values become NaN, with a warning."""
         finite = utilities.reshape(len(masks), -1).isfinite().all(1).cpu()
         if outputs is not None:
             finite &= outputs.flatten(1).isfinite().all(1)
@@ -416,8 +411,7 @@ class ShadowShapley(MeasuredMetric):
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for a client that never
-        took part, and for all clients before the first values, see :attr:`pending`.
-        """
+        took part, and for all clients before the first values, see :attr:`pending`."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
@@ -450,7 +444,6 @@ class ShadowShapley(MeasuredMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
-        score the models, also ``judged``, each client's last score of the federation's own model.
-        """
+        score the models, also ``judged``, each client's last score of the federation's own model."""
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

@@ -203,9 +203,8 @@ class Site:
             self.policy.check_told([score])
         kept, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
         answer, tensors = pack(self._within_fit(packet, partial(self._reply, packet, question, kept)))
-        visit = packet.digest.hex()
-        memory.keep(visit, kept, memory.all())
-        plain = {"answer": answer, "visit": visit}
+        plain = {"answer": answer, "visit": packet.digest.hex()}
+        memory.keep(plain["visit"], kept, memory.all())
         return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _reply(self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer) -> Any:
@@ -229,9 +228,8 @@ class Site:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
         trainer = L.Trainer(**{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds})
         if rounds:
-            # The fit's only epoch gets the round's index as its number.
             progress = trainer.fit_loop.epoch_progress.current
-            vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))
+            vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))  # its only epoch's number
         return trainer
 
     def _kept(self, packet: Packet) -> SiteState:

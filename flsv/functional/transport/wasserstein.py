@@ -1,9 +1,8 @@
 """Exact optimal transport between samples: distances, shares, and the federated distance and barycenter.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 1 and 5 to 8,
-definition 4, section 4.2 and Algorithm 1. Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and
-Doucet, ICML 2014.
-"""
+definition 4, section 4.2, Algorithm 1. Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and
+Doucet, ICML 2014."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def wasserstein_distance(
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` and the distance W_p. The points have equal weights and the
-    ``squared`` distances.
-    """
+    ``squared`` distances."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
@@ -142,16 +140,14 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
-    weights.
-    """
+    weights."""
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
 def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
     """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``support``
-    points.
-    """
+    points."""
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
     if support == len(x):
