@@ -116,7 +116,7 @@ class WritePredictions(BasePredictionWriter):
 
     Attributes:
         where: text with the file and its number of rows, for a message; set by the prediction.
-        folder: the folder to write into; None: the trainer's run folder.
+        folder: the folder to write into. None: the trainer's run folder.
 
     Raises:
         ConfigurationError: before the prediction: there are several processes, each of which would predict only a part.

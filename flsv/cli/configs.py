@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> Any:
-    """Return the content of a YAML file; None if it is not valid YAML, which the parser reports later."""
+    """Return the content of a YAML file, or None if it is not valid YAML, which the parser reports later."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:

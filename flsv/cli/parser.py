@@ -115,7 +115,7 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """Return arguments of the Trainer that divide the clients among the processes of ``torchrun``; an empty
+        """Return arguments of the Trainer that divide the clients among the processes of ``torchrun``, or an empty
         dictionary without ``torchrun``."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}

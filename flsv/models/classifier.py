@@ -100,16 +100,16 @@ class ClassifierClient(ReadyClient):
     Args:
         network: name of a network for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
         network_args: options of the network if it is given by name.
-        num_classes: number of classes M; None: the data module's ``num_classes``.
-        input_shape: shape of one sample without the batch; None: the data module's ``input_shape``.
+        num_classes: number of classes M. None: the data module's ``num_classes``.
+        input_shape: shape of one sample without the batch. None: the data module's ``input_shape``.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``; set
             the learning rate there, otherwise it is 0.01, whatever the optimizer.
-        scheduler: function that returns a learning-rate scheduler of the optimizer; None: constant learning rate.
+        scheduler: function that returns a learning-rate scheduler of the optimizer. None: constant learning rate.
             ``ReduceLROnPlateau`` monitors ``val_loss``, or the value that its option ``monitor`` names.
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` (every round in a federation) or after
             every batch (``"step"``).
         label_smoothing: label smoothing in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
-        class_weights: positive weight of each class in the loss; None: all 1. ``"balanced"``: (1 / M) / (the class's
+        class_weights: positive weight of each class in the loss. None: all 1. ``"balanced"``: (1 / M) / (the class's
             share of all clients' training samples), as in scikit-learn.
 
     Raises:

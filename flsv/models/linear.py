@@ -149,7 +149,7 @@ class MLP(nn.Module):
     Args:
         num_classes: number of classes M, at least 2.
         input_shape: shape of one sample without the batch; (C, H, W) for images, (D,) for rows of a table.
-        hidden: width of each hidden layer; empty for softmax regression.
+        hidden: width of each hidden layer, or empty for softmax regression.
 
     Raises:
         ConfigurationError: there are fewer than two classes, or the shape is invalid.

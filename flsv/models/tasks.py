@@ -29,10 +29,10 @@ class RegressorClient(ReadyClient):
     data module. Optimizer and scheduler are not saved.
 
     Args:
-        hidden: width of each hidden layer; empty for linear regression.
-        input_shape: shape of one sample without the batch; None: the data module's ``input_shape``.
+        hidden: width of each hidden layer, or empty for linear regression.
+        input_shape: shape of one sample without the batch. None: the data module's ``input_shape``.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
-        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch; None:
+        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch. None:
             constant learning rate.
 
     Raises:
@@ -126,7 +126,7 @@ class CharacterModel(ReadyClient):
         layers: number of recurrent layers.
         characters: number of different characters; 256 for bytes.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
-        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch; None:
+        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch. None:
             constant learning rate.
 
     Raises:

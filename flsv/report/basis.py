@@ -96,7 +96,7 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[s
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values of a page without a budget: by retraining, else by the most suitable metric; None without
+    """Return the values of a page without a budget: by retraining, else by the most suitable metric, or None without
     any."""
     if any(run.retrained()):
         return _retrained(run)

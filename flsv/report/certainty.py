@@ -44,7 +44,7 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 
 
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
-    """Estimate the fraction of a payment that other seeds would give to other clients; NaN if it is not known."""
+    """Estimate the fraction of a payment that other seeds would give to other clients, or NaN if it is not known."""
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:

@@ -61,7 +61,7 @@ def write_report(
         path: the run's folder; the run need not have ended.
         client: the number or name of the client for whom the page is written; None for the page for the operator of the
             federation.
-        out: the file to write, which ends with ``.html``; None: ``report.html`` in the run's folder or, for a client,
+        out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
             in its folder ``clients/<name>``.
         budget: a budget to share out by the run's values; the page shows the amounts.
 

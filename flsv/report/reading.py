@@ -83,7 +83,7 @@ class Run:
         return tuple(self.table["metric"].unique())
 
     def about(self, metric: str) -> Mapping[str, Any]:
-        """Return a metric's entry in ``run.json``; empty if it has none."""
+        """Return a metric's entry in ``run.json``, or empty if it has none."""
         return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
@@ -98,7 +98,7 @@ class Run:
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """Return the keys of the columns of a metric's values; an empty list if it has one value per client."""
+        """Return the keys of the columns of a metric's values, or an empty list if it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
@@ -188,7 +188,7 @@ def read_run(path: str | Path) -> DataFrame:
     Returns:
         A data frame with the columns ``round`` (from 0), ``metric`` (also ``"weight"``, ``"accuracy"``,
         ``"update_norm"`` and diagnostics such as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``,
-        ``class`` (the number of a class, or the name of another column, as text; None for a client's overall value),
+        ``class`` (the number of a class, or the name of another column, as text, or None for a client's overall value),
         ``class_name``, ``value``, ``low`` and ``high`` (the ends of an overall value's interval, NaN if it has none).
 
     Raises:
@@ -276,7 +276,7 @@ def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> D
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
     """Compute half the width of the t-interval, of confidence ``level``, of the mean of ``count`` values with the
-    standard deviation ``spread``; NaN for a single value.
+    standard deviation ``spread``, or NaN for a single value.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)
@@ -288,7 +288,7 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that made this run; empty if there are fewer than two."""
+    """Return all finished runs of the ``flsv repeat`` that made this run, or empty if there are fewer than two."""
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]

@@ -37,7 +37,7 @@ class Reporting:
 
     Args:
         per_class: log per-class contributions to the loggers, too (the CSV always has them).
-        figures: rounds between two figures of a metric in TensorBoard (the last round always has one); 0: no figures;
+        figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
             None: ten figures in the run.
         table: print a table of the clients at the end.
         files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
@@ -97,7 +97,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """Return the folder that holds all runs of the first logger; without a logger, the trainer's root folder."""
+    """Return the folder that holds all runs of the first logger. Without a logger, the trainer's root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -154,7 +154,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments of the ``flsv fit`` of this process, to use them again; None if it is another command."""
+    """Return the arguments of the ``flsv fit`` of this process, to use them again, or None if it is another command."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:

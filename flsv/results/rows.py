@@ -30,7 +30,7 @@ def overall(metric: Metric, value: Tensor) -> Tensor:
 
 
 def column_names(metric: Metric) -> list[str] | None:
-    """Return the names of the columns of a metric's values; None if the columns are classes or there are none."""
+    """Return the names of the columns of a metric's values, or None if the columns are classes or there are none."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
 
 
@@ -62,7 +62,7 @@ def numbers_of(
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
-    """Return ``{key: name}`` of a value's columns; empty if there are no columns, or only one class."""
+    """Return ``{key: name}`` of a value's columns, or empty if there are no columns, or only one class."""
     own = column_names(metric)
     if value.ndim < 2 or not (own or value.shape[1] > 1):
         return {}

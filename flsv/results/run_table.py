@@ -115,7 +115,7 @@ def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """Return the keys of a metric's columns, classes in the order of their numbers; an empty list if it has no
+    """Return the keys of a metric's columns, classes in the order of their numbers, or an empty list if it has no
     columns."""
     found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found

@@ -156,7 +156,7 @@ def is_small_gain(by: str, values: Iterable[float]) -> bool:
 
 
 def known_mean(values: Iterable[float]) -> float:
-    """Compute the mean of the values that are not NaN; NaN if there are none.
+    """Compute the mean of the values that are not NaN, or NaN if there are none.
 
     Example:
         >>> known_mean([0.5, 1.0, float("nan")])
