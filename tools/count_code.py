@@ -31,7 +31,7 @@ BUDGETS = {
     "lines of tools": (4_700, 4_500),
     "scripts in tools": (23, 25),
     "lines of flsv": (29_230, 28_000),
-    "words of docstrings": (87_110, 90_000),
+    "words of docstrings": (87_900, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
