@@ -75,8 +75,8 @@ class Upload(ValidatedArguments, ABC):
     """
 
     reference: Literal["start", "global"] = "start"
-    #: Rank in the list of uploads. Attacks (0) come first; then privacy (1), before compression, so that the noise is
-    #: compressed, too; then all others (2); then collusion (3), since colluders see the updates that would be sent.
+    #: Rank in the list of uploads. Attacks (0) come first, then privacy (1) before compression, so that the noise is
+    #: compressed, too. Then come all others (2), and collusion (3), since colluders see the updates that would be sent.
     place: ClassVar[int] = 2
 
     @abstractmethod

@@ -186,7 +186,7 @@ class PrivacyLoss(ContributionMetric):
     per_class = False
     plot_lower_bound = 0.0
 
-    #: ``{argument of update: attribute of the round}``; ``senders`` includes clients whose updates the server dropped.
+    #: ``{argument of update: attribute of the round}``. ``senders`` includes clients whose updates the server dropped.
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
     participations: Tensor
 

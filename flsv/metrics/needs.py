@@ -1,4 +1,4 @@
-"""What data metrics need, in words, and checks of the arguments that a round passes to them."""
+"""Describe the data that metrics need, and check the arguments that a round passes to them."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from flsv.utilities.charts import PALETTE, client_labels, label_text
 
-#: Largest number of labels on an axis; of more, as many are shown, evenly spaced.
+#: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
 MOST_LABELS = 40
-#: Largest number of clients whose lines all get a color and a name; of more, only the highest and lowest do.
+#: Largest number of clients whose lines all get a color and a name. Of more, only the highest and lowest do.
 MOST_LINES, ENDS = 20, 5
 #: Largest number of cells in a heatmap that shows their numbers.
 MOST_NUMBERS = 200

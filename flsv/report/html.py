@@ -13,7 +13,7 @@ from flsv.functional.intervals import BRACKETS
 from flsv.results.text import NONE, WORDS, number, percent, titled
 from flsv.utilities.charts import shortened_name
 
-#: Largest number of columns of a table, without the first; wider ones are split into several, one below the other. The
+#: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other. The
 #: second number is for heatmaps without numbers, which those with more than :data:`NUMBERED` columns are.
 WIDEST, WIDEST_NARROW, NUMBERED = 7, 20, 12
 _POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"

@@ -4,7 +4,7 @@ The report for one participant has its own values, and nothing that reveals anot
 selected, not filtered: names, values, settings and hashes of other participants are never read for it. Numbers computed
 from all participants (a mean, a share of a sum, the joint model's performance) appear only with at least :data:`FEWEST`
 clients and in a run that has ended, because the difference between two rounds' means could be the value of a single
-client; means have two digits. Such a number reveals the sum of the others' values, so participants who combine their
+client. Means have two digits. Such a number reveals the sum of the others' values, so participants who combine their
 pages learn no single value as long as two others do not join them. Spreads, ranks, extremes and means per class or
 round would be further equations, and do not appear.
 """
@@ -41,9 +41,9 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.errors import ConfigurationError
 
-#: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
+#: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MOST = 30
-#: Largest number of rounds in a heatmap; of more, so many are shown.
+#: Largest number of rounds in a heatmap. Of more, so many are shown.
 ROUNDS = 20
 #: With fewer clients, no number computed from all of them is shown to one of them.
 FEWEST = 5
@@ -66,11 +66,11 @@ def write_report(
         budget: a budget to share out by the run's values; the page shows the amounts.
 
     Returns:
-        The file. Beside the report on all clients, ``shares.csv`` has the shares of the budget, if there is one; beside
+        The file. Beside the report on all clients, ``shares.csv`` has the shares of the budget, if there is one. Beside
         ``out``, ``name.html``, it is ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; or a budget cannot be
+        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or a budget cannot be
             shared out by the run's values, see :func:`flsv.report.basis.basis_of`. Nothing is written then.
     """
     run = over_seeds(open_run(path))

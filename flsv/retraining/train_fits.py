@@ -59,6 +59,10 @@ class FitsFailed(ConfigurationError):
         told = [f"{listed(of, show=_clients)}: {why}" for why, of in reasons.items()]
         super().__init__(f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}.")
 
+    def __reduce__(self) -> tuple[type, tuple[Mapping[Members, ChildFailed]]]:
+        """Let a rank send the error to the others, which make it anew from the coalitions."""
+        return type(self), (self.failed,)
+
 
 def _clients(members: Members) -> str:
     return f"client{'s' * (len(members) > 1)} {joined(map(str, members))}"

@@ -82,9 +82,7 @@ class ClientSampler(Strategy):
 
     @property
     def asks(self) -> bool:
-        """Whether the sampler sends requests to clients before it draws a cohort, so that cohorts are not known in
-        advance.
-        """
+        """Return whether the sampler sends requests to clients before it draws a cohort."""
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod

@@ -216,7 +216,7 @@ class Backbone(Features):
 
     Args:
         name: name of the network, such as ``"resnet18.a1_in1k"``, see :func:`flsv.models.build_network`.
-        pretrained: whether to load timm's weights, which are downloaded unless they are in its cache; else the weights
+        pretrained: whether to load timm's weights, which are downloaded unless they are in its cache. Else the weights
             are random. The features of a random network roughly preserve distances.
         image_size: side length in pixels to which images are resized, for networks that need larger images. None: they
             are not resized.

@@ -1,5 +1,6 @@
 """The store of coalitions' utilities: kills, other settings, orders, ranks; and what is trained into it."""
 
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
-from flsv.retraining.train_fits import Fit, train_fits
+from flsv.retraining.train_fits import Fit, FitsFailed, train_fits
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import ChildFailed
 
 MASKS = few_coalitions(3, "all")
 
@@ -86,6 +88,13 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     train(game, held)
     assert len(game.asked) in (3, 4)
     assert len(held.coalitions(0)) == len(game.asked) + 1  # and the empty one
+
+
+def test_error_of_failed_coalitions_crosses_between_ranks() -> None:
+    failed = FitsFailed({(0, 2): ChildFailed("a wrong shape")})
+    again = pickle.loads(pickle.dumps(failed))
+    assert str(again) == str(failed) == "1 coalition failed to train, clients 0 and 2: a wrong shape."
+    assert [*again.failed] == [(0, 2)]
 
 
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:

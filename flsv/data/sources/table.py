@@ -142,7 +142,7 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
     csv.field_size_limit(_LONGEST)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        # By lines of the file, since a value may span several; a blank line is no row.
+        # By lines of the file, since a value may span several. A blank line is no row.
         read = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise ConfigurationError(f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}") from error

@@ -54,13 +54,12 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
-        """Whether clients evaluate models on their own validation samples: True if ``judges`` is ``"clients"``."""
+        """Return whether clients evaluate models on their own samples: True if ``judges`` is ``"clients"``."""
         return self.judges == "clients"
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes. True if values are per class, or if clients evaluate models
-        and report a score for each class."""
+        """Return whether the training samples must have classes: True if values or clients' scores are per class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
