@@ -25,8 +25,8 @@ from pathlib import Path
 LONGEST, ARGUMENTS = 450, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (30_340, 30_000),
-    "of these of guides": (11_350, 12_000),
+    "words of all pages": (29_990, 30_000),
+    "of these of guides": (11_170, 12_000),
     "lines of tests": (37_030, 31_000),
     "lines of tools": (4_700, 4_500),
     "scripts in tools": (23, 25),

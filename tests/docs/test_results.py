@@ -34,8 +34,8 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) 
     page, more = path.read_text(), path.with_suffix(".csv")
     top = opening(page)
     rest = set(numbers(page.replace(top, "") + (more.read_text().replace(",", " ") if more.is_file() else "")))
-    for name in re.findall(r"\]\(\.\./(\w+)\.md\)", top):
-        rest |= set(numbers((DOCS / f"{name}.md").read_text()))
+    for name in re.findall(r"\]\(([\w./]+\.md)\)", top):
+        rest |= set(numbers((path.parent / name).read_text()))
     assert [number for number in numbers(top) if not is_rounded(number, rest)] == []
 
 
