@@ -13,7 +13,7 @@ from flsv import FederatedDataModule
 from flsv.cli import main
 from flsv.data import GroupPartitioner, Splits
 from helpers.fits import trainer_for
-from helpers.sites import NAMES, SECONDS, deployment
+from helpers.sites import NAMES, deployment
 
 pytestmark = pytest.mark.flower
 
@@ -53,7 +53,7 @@ def test_values_of_coalitions_judged_by_supernodes_equal_those_of_one_process(
     )
     with deployment(folder, QUESTIONS) as processes:
         processes.supervise("rounds")
-        processes.wait_for("rounds", lambda log: "the run has" in log, SECONDS)
+        processes.wait_for("rounds", lambda log: "the run has" in log)
         asked = (folder / f"{NAMES[0]}.log").read_text().count("flsv.games.judges:judge")
     # before training, the model at its start and end, and in each round two games and the predicted one
     assert asked == 12, (folder / "rounds.log").read_text()

@@ -100,12 +100,15 @@ def start() -> str:
 
 def run() -> int:
     register()
-    run, not_begun = status().get("run", ""), 0
+    run, not_begun, again = status().get("run", ""), 0, False
     while not_begun < 3:
         if state(run) in ALIVE:
             print(f"run {run} is at work: it is watched", flush=True)
         else:
+            if again:
+                print("the run has been ended from outside: it is started again", flush=True)
             run = start()
+        again = True
         if run:
             subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
         time.sleep(5)
@@ -121,7 +124,6 @@ def run() -> int:
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
             return 0 if now["status"] == "finished" else 1
         not_begun = not_begun + 1 if now["status"] == "starting" else 0
-        print("the run has been ended from outside: it is started again", flush=True)
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
     return 1
 
