@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility, coalition_keys
 from flsv.functional.shapley.permutation import random_coalitions
+from flsv.utilities.declared import checked
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A kernel ``k(j, s, t)`` of two coalitions S and T, with j = |S n T|, s = |S|, t = |T|, float64 tensors that
@@ -287,6 +288,7 @@ def adjusted_values(
     return values, variance.sqrt().expand_as(values)
 
 
+@checked
 def surrogate_shapley(
     utility: Utility,
     num_players: int,
