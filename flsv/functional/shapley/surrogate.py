@@ -281,7 +281,7 @@ def adjusted_values(
         count = len(layer.masks)
         if count < layer.capacity:
             # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
-            # docs/results/intervals.csv.
+            # docs/results/intervals_digits.csv.
             terms = factor * residuals.unsqueeze(1)
             influences = (terms - terms.mean(dim=0)) / (count * (count - 1)) ** 0.5
             variance = variance + (1 - count / layer.capacity) * influences.square().sum(dim=0)
