@@ -84,9 +84,7 @@ def plot_contributions(
         else:
             ax = ax or _new_axis(7.6, 3.8)
             _draw_lines(ax, values, [*map(label_text, client_labels(len(names), client_names))])
-        ax.set_ylabel(unit)
-        if limits is not None:
-            ax.set_ylim(limits)
+        ax.set(ylabel=unit, **({} if limits is None else {"ylim": limits}))
         ax.spines[["top", "right"]].set_visible(False)
     ax.set_title(label_text(name))
     return ax.figure, ax

@@ -204,8 +204,8 @@ def _command(
 ) -> tuple[Sequence[str], bytes]:
     """Return a fresh process's command and input: it runs a task, or forks itself for tasks that it receives."""
     # It imports flsv from where this process has it.
-    code = _FRESH.format([*(imports or sys.path)])
-    return [sys.executable, "-c", code], b"" if task is None else cloudpickle.dumps(task)
+    given = b"" if task is None else cloudpickle.dumps(task)
+    return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
 
 
 def run_fresh() -> None:

@@ -28,10 +28,8 @@ from torch import Generator, Tensor
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import Sampling, ShapleyEstimate, Utility
 from flsv.functional.shapley.permutation import Moments, random_coalitions, random_permutations
-from flsv.utilities.declared import checked
 
 
-@checked
 def difference_shapley(
     utility: Utility,
     num_players: int,

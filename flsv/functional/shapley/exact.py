@@ -115,7 +115,6 @@ def exact_shapley(
     return ShapleyEstimate(values, torch.zeros_like(values), total)
 
 
-@checked
 def leave_one_out(
     utility: Utility,
     num_players: int,
