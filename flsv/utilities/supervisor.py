@@ -196,13 +196,16 @@ def _there(folder: str, task: Callable[[], Any]) -> Any:
     return task()
 
 
+_FRESH = "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import run_fresh; run_fresh()"
+
+
 def _command(
     task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
     """Return a fresh process's command and input: it runs a task, or forks itself for tasks that it receives."""
     # It imports flsv from where this process has it.
-    code = f"import sys; sys.path[:] = {[*(imports or sys.path)]}; from flsv.utilities.supervisor import run_fresh"
-    return [sys.executable, "-c", f"{code}; run_fresh()"], b"" if task is None else cloudpickle.dumps(task)
+    given = b"" if task is None else cloudpickle.dumps(task)
+    return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
 
 
 def run_fresh() -> None:
