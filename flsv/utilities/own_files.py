@@ -47,7 +47,7 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path, more: int = 0) -> Iterator[None]:
     """Lock a folder, in this process and its forks; with ``LOCK_NB`` raise OSError where that is not possible."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | more)
