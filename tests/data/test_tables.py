@@ -296,6 +296,8 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"):
         ready(str(tmp_path), labels="ill")
+    with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
+        ready(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
     (card,) = ready(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
     assert card.categories == ["Nord", "Süd"]
 
