@@ -70,7 +70,7 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     if not name.startswith("torchvision:"):
         kwargs = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
     elif bare in ("googlenet", "inception_v3"):  # their auxiliary classifiers make the output in training a tuple
-        kwargs = {"aux_logits": False, **kwargs}
+        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
     network = make(bare, num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)
     return network
