@@ -50,11 +50,12 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     if name in NETWORKS:
         return NETWORKS[name](num_classes=num_classes, input_shape=input_shape, **kwargs)
     own = f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+    bare = name.removeprefix("torchvision:").removeprefix("timm:")
     if name.startswith("torchvision:"):
         import torchvision.models
 
         library: Any = torchvision.models
-        known, options = library.list_models(module=library), kwargs
+        known, make = bare in library.list_models(module=library), library.get_model
     else:
         try:
             import timm as library
@@ -62,12 +63,14 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
             raise ConfigurationError(
                 f"Network {name!r} is looked for in timm, which is not installed: pip install timm. {own}."
             ) from error
-        known, options = library.list_models(), {"in_chans": image_shape(name, input_shape)[0], **kwargs}
-    bare = name.removeprefix("torchvision:").removeprefix("timm:")
-    # timm loads names with a tag (resnet18.a1_in1k), and those with a prefix of their own from a hub or a folder.
-    if bare.partition(".")[0] not in known and ":" not in bare:
+        # Names with a prefix of their own are loaded from a hub or a folder.
+        known, make = library.is_model(bare) or ":" in bare, library.create_model
+    if not known:
         raise ConfigurationError(f"Unknown network {name!r}. {own}, and others are timm's.")
-    make = library.get_model if name.startswith("torchvision:") else library.create_model
-    network = make(bare, num_classes=num_classes, **options)
+    if not name.startswith("torchvision:"):
+        kwargs = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
+    elif bare in ("googlenet", "inception_v3"):  # their auxiliary classifiers make the output in training a tuple
+        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
+    network = make(bare, num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)
     return network

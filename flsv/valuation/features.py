@@ -153,7 +153,8 @@ class PCA(Features):
         components: number of components. With fewer samples or dimensions, as many as possible.
 
     Raises:
-        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample.
+        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample, or, at the call,
+            samples have another size.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -193,6 +194,10 @@ class PCA(Features):
         if self._mean is None:
             raise RuntimeError(f"{self!r} is not fitted yet: call fit first.")
         x = x.flatten(1).float()
+        if x.shape[1] != len(self._mean):  # a single number would be subtracted from all means
+            raise ConfigurationError(
+                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
+            )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 
 
