@@ -48,15 +48,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "--rule",
         choices=get_args(Negatives),
         help="how values below 0 are paid. zero (default): they get nothing. shift: all values are counted from the "
-        "lowest. softmax: everybody gets something. refuse: an error",
+        "lowest. softmax: all clients get something. refuse: an error",
     )
     terms.add_argument(
-        "--currency", help="currency of the budget, such as EUR; it determines the decimals of the amounts"
+        "--currency", help="currency of the budget, such as EUR. It determines the decimals of the amounts"
     )
     terms.add_argument(
         "--judged-by-partners",
         action="store_true",
-        help="accept values for which the partners judged models themselves; a partner that lies takes others' shares",
+        help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
     options = parser.parse_args(list(args))
     names = ("by", "rule", "currency", "judged_by_partners")
