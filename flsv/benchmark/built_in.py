@@ -79,7 +79,7 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the indices, ascending, of the first samples of each class, a fraction ``keep`` and at least two."""
+    """Return the indices of each class's first samples: its fraction in ``keep``, at least two."""
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1

@@ -106,7 +106,7 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations over seeds, in a table with a row per metric and a column per federation."""
+    """Average the rank correlations over seeds, with a row per metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 

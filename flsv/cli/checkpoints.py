@@ -70,7 +70,7 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Return the path of the newest checkpoint (``"last"``), or of the best one in the same run (``"best"``)."""
+    """Return the path of the newest checkpoint (``"last"``), or of its run's best one (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
     own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
@@ -113,7 +113,7 @@ class WritePredictions(BasePredictionWriter):
         folder: the folder to write into. None: the trainer's run folder.
 
     Raises:
-        ConfigurationError: before the prediction: there are several processes, each of which would predict only a part.
+        ConfigurationError: before the prediction: several processes run, and each would predict only a part.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ _SHOWN = 10
 
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of each client's numbers of samples in each split, and the fraction of each class."""
+    """Return a table of each client's numbers of samples by split, and fractions of the classes."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
         # mypy: both are splits
@@ -52,7 +52,7 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of each column's type (``is read as``) and the fraction of values that each client lacks."""
+    """Return a table of each column's kind, and the fraction of its values that each client lacks."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]

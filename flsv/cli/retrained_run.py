@@ -232,7 +232,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
-    """Rebuild a run's federation in this process, and do one piece of work, such as training a coalition."""
+    """Rebuild a run's federation, and do one piece of work in it, such as training a coalition."""
     torch.set_num_threads(threads)
     cli, question = make_run(summary.arguments, piece.seed), summary.question
     for name, given in summary.joining.items():

@@ -44,7 +44,7 @@ def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
-    """Yield arguments of ``flsv fit`` for a configuration in which unset seeds of data and federation are ``seed``.
+    """Yield arguments of ``flsv fit`` that set all unset seeds of data and federation to ``seed``.
 
     The clients' samples then do not depend on ``--seed_everything``.
     """

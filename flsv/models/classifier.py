@@ -272,9 +272,9 @@ class ClassifierClient(ReadyClient):
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of attribute ``name``, of which model and data module may know one or both.
+    """Return ``mine``, or the data module's attribute ``name`` if ``mine`` is None.
 
-    Raise ConfigurationError if they differ. None if neither knows it.
+    Raise ConfigurationError if both are known and differ.
     """
     theirs = getattr(datamodule, name, None)
     if theirs is not None:

@@ -1,4 +1,4 @@
-"""Reports of runs, read from their folders: values as tables, and an HTML page with shares of a budget."""
+"""Reports of runs: values as tables, and an HTML page with shares of a budget."""
 
 from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run

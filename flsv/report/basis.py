@@ -60,9 +60,9 @@ class Basis:
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """Return the values by which a budget is shared out: those named ``by``, or the only suitable ones.
+    """Return the values by which to share a budget out: those named ``by``, or the only suitable ones.
 
-    Raise ConfigurationError if there is no choice or more than one.
+    Raise ConfigurationError if no values or several are suitable.
     """
     if "of_rounds" in run.record:
         raise ConfigurationError(
@@ -84,7 +84,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values by which a budget is shared out: ``by``, or the only name in ``suitable``."""
+    """Return the name of the values to share out by: ``by``, or the only name in ``suitable``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -99,7 +99,7 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[s
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values of a report without a budget: by retraining, or by the most suitable metric, or None."""
+    """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
@@ -109,13 +109,13 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the metrics by which a budget could be shared out: no costs, and no metrics of pairs of clients."""
+    """Return the metrics by which a budget could be shared out. Costs and values of pairs of clients are excluded."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """Return a metric's values in a run or, if ``flsv repeat`` made the run, the means over all its runs."""
+    """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
     about, values = run.about(metric), run.final(metric)
     trained, by = about["class"] == "ShadowShapley", run.record.get("paid_in", {}).get(metric, {}).get("by", "")

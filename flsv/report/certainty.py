@@ -1,4 +1,4 @@
-r"""Functions that estimate how much of a payment would go to other clients with other seeds or scores.
+r"""Functions that estimate how much of a payment depends on the seeds or on the score.
 
 Let each of the S seeds be left out in turn: :math:`p_i^{(-k)}` is client i's share of the payment without seed k. The
 jackknife standard error of the share is
@@ -59,7 +59,7 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return the fraction of a payment by retraining that each other score gives to other clients, by score."""
+    """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
@@ -70,7 +70,7 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the fraction of a payment that goes to other clients if shares ``[n]`` change from ``one`` to ``other``.
+    """Compute the fraction of a payment by which two vectors of shares ``[n]`` differ.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)

@@ -47,7 +47,7 @@ class Table:
     css: str = ""
 
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
-        """Split a wide table into as few tables as possible, and yield the head and rows of each."""
+        """Split a wide table into few narrower ones, and yield the head and rows of each."""
         count, widest = len(self.head) - 1, WIDEST_NARROW if "narrow" in self.css else WIDEST
         size = math.ceil(count / max(1, math.ceil(count / widest))) or 1
         for first in range(1, count + 1, size):
@@ -85,7 +85,7 @@ def heat(
 
 
 def bars(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Cell]:
-    """Return a cell for each value, with a bar and a line for the interval, all on one scale."""
+    """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
     ends = [x for x in (0.0, *values, *low, *high) if math.isfinite(x)]
     scale = 100 / ((max(ends) - min(ends)) or 1.0)
 

@@ -215,7 +215,7 @@ def _part(run: Run, client: int, finding: str) -> Table | None:
 
 
 def _own_settings(run: Run, client: int, public: bool) -> Table | None:
-    """Return a table of the run's strategies and metrics by class, without arguments, which may name other clients."""
+    """Return a table of the classes of strategies and metrics, without arguments, which may name other clients."""
     record, named = run.record, [name for name in run.client_names if not name.isdigit()]
     # Names of values that a model logs may contain a client's name.
     logged = {key: value for key, value in _logged(run).items() if public and not any(name in key for name in named)}
@@ -248,7 +248,7 @@ def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
 
 
 def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
-    """Estimate the fractions of a payment that would go to other partners, with other seeds and by other scores."""
+    """Estimate the fractions of a payment that would move with other seeds, and by other scores."""
     seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
     by = {f"by {titled(score)}": moved for score, moved in other_scores(run, basis).items()}
     return ({"with other seeds": seeds} if seeds == seeds else {}) | by

@@ -98,7 +98,7 @@ class Run:
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """Return the keys of the columns of a metric's values, or an empty list if it has one value per client."""
+        """Return the keys of a metric's columns. The list is empty if it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
@@ -246,7 +246,7 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run with the means over all runs of its ``flsv repeat``, or the run itself if it has none."""
+    """Return a run with the means over all runs of its ``flsv repeat``, if there is one."""
     runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
     if not runs:
         return run
@@ -265,7 +265,7 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Summarize the last values of runs with different seeds in a table, with a row per metric and client."""
+    """Summarize the last values of runs with different seeds, in a row per metric and client."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -294,7 +294,7 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that made this run, or none if there are fewer than two."""
+    """Return all finished runs of the ``flsv repeat`` that made this run, if there are at least two."""
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]

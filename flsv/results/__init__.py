@@ -1,1 +1,1 @@
-"""Results of a run: the rows of its table, and the sinks that store or show them while it runs."""
+"""Results of a run: its table, and the sinks that store or show it while the run goes on."""

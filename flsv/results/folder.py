@@ -1,4 +1,4 @@
-"""The folder of a run: its place, the names of its files, and the lock that reserves it for one run."""
+"""The folder of a run: its place, its files' names, and a lock that reserves it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of all runs of the first logger, or without a logger the trainer's root folder."""
+    """Return the folder of all runs of the first logger. Without a logger it is the trainer's root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]

@@ -1,4 +1,4 @@
-"""The results of a round and of a run, and Sink, the base class of objects that write results."""
+"""RoundResult and RunResult, and Sink, the base class of objects that store or show them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def overall(metric: Metric, value: Tensor) -> Tensor:
 
 
 def column_names(metric: Metric) -> list[str] | None:
-    """Return the names of a metric's columns, or None if the columns are classes or there are none."""
+    """Return the names of a metric's columns. None if they are classes, or it has none."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
 
 
@@ -175,7 +175,7 @@ class RoundResults:
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """Draw a metric's values by its method ``plot``, with standard errors and within the metric's bounds, if any."""
+    """Draw a metric's values by its method ``plot``, with standard errors and bounds, if any."""
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
     bounds = metric.plot_lower_bound, metric.plot_upper_bound
     style: dict[str, Any] = {

@@ -1,9 +1,10 @@
-"""The table of a run, with one row per round, metric, client and class, and the CSV file that stores it.
+"""The table of a run, and the CSV file that stores it.
 
-All other outputs of a run are views of this table. A client's value, once measured, is valid until it is measured
-again. The file holds a value only for the rounds in which the value or its interval changes: with 10 of 1,000 clients
-in a round it gets 10 rows, not 1,000. A number that belongs to one round, such as a weight or a norm, is valid in that
-round only. During a run the rows are plain tuples. Readers get a data frame.
+It has one row per round, metric, client and class. All other outputs of a run are views of this table. A client's
+value, once measured, is valid until it is measured again. The file holds a value only for the rounds in which the value
+or its interval changes: with 10 of 1,000 clients in a round it gets 10 rows, not 1,000. A number that belongs to one
+round, such as a weight or a norm, is valid in that round only. During a run the rows are plain tuples. Readers get a
+data frame.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """Return a metric's rows in a run's table: those of its overall values, or of one ``column`` such as a class."""
+    """Select a metric's rows in a run's table, with its overall values, or with one ``column`` such as a class."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
@@ -118,13 +119,13 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last ``"value"`` by a metric (or one column of it), or its ``"low"`` or ``"high"`` end."""
+    """Return each client's last ``"value"`` by a metric or one of its columns, or the ``"low"`` or ``"high"`` end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return each client's last value by a metric, and its interval's low and high ends, NaN without an interval."""
+    """Return each client's last value by a metric, and the low and high ends of its interval."""
     value, low, high = (last(table, metric, clients, what=what) for what in ("value", "low", "high"))
     return value, low, high
 

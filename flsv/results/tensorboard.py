@@ -1,4 +1,4 @@
-"""Sinks that write to loggers: TensorBoard, with a run for the federation and one per client, and trackers.
+"""Sinks that write to TensorBoard and to other loggers.
 
 TensorBoard sorts groups of charts by name, capitals first: the clients' values of all metrics, and their pictures, are
 in a group that comes before the values that the module logs.

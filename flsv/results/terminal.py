@@ -127,7 +127,7 @@ def print_table(
     rows: Sequence[int] | None = None,
     corner: str = "client",
 ) -> None:
-    """Print a table of columns ``{header: cells}`` with a row per name, split if it is wider than the terminal."""
+    """Print a table of columns ``{header: cells}`` with a row per name. A table wider than the terminal is split."""
     cells = {head: [*column] for head, column in columns.items()}
     frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
     frame.columns.name = corner
@@ -163,7 +163,7 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
 
 
 class Terminal(Sink):
-    """Sink that shows round and client on the trainer's progress bar, and prints the clients' table at the end."""
+    """Sink that adds round and client to the trainer's progress bar, and prints a table at the end."""
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
         self.text: Callable[[], dict[str, str]] = dict

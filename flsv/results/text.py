@@ -144,7 +144,7 @@ def change(game: Mapping[str, Any]) -> str:
 
 
 def is_small_gain(by: str, values: Iterable[float]) -> bool:
-    """Return whether all clients together raised the score ``by``, which goes from 0 to 1, by less than 0.15.
+    """Return whether values add up to less than 0.15, for a score ``by`` that goes from 0 to 1.
 
     Example:
         >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])

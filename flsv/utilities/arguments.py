@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """Return the id of the client that an option ``given`` by the user names, by name or id."""
+    """Return the id of a client, ``given`` by the user as a name or id."""
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:

@@ -48,7 +48,7 @@ def save_table(path: Path, table: DataFrame) -> None:
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    """Return a cell's text on one line, with a leading ``'`` if a spreadsheet would run it as a formula."""
+    """Return a cell's text on one line. Formulas that a spreadsheet would run get a leading ``'``."""
     text = " ".join(cell.split())
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 

@@ -81,7 +81,7 @@ def cores() -> int:
 
 
 def asleep(pid: int) -> object:
-    """Return the processor times of a process and its descendants, or None if one of them is running."""
+    """Return the processor times of a sleeping process and its descendants. None if one of them is running."""
     found: dict[int, list[str]] = {}
     # That of the process itself is usually the only one that is read.
     for name in (f"{pid}", *filter(str.isdigit, os.listdir("/proc"))) if LIBC is not None else ():

@@ -17,8 +17,9 @@ from flsv.utilities.errors import ConfigurationError, listed
 class ResultFile:
     """CSV file of results to which rows are appended.
 
-    Its first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. After a
-    kill the last result is dropped: all rows that agree with the last one in the first ``key`` columns.
+    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. If the
+    process was killed while writing, the last result is dropped: all rows that agree with the last row in the first
+    ``key`` columns.
     """
 
     def __init__(

@@ -62,7 +62,8 @@ def supervise(
 ) -> Generator[tuple[Name, Any], None, None]:
     """Run tasks in child processes, and yield each task's name and answer when it ends.
 
-    The answer of a task that fails or exceeds ``limit_s`` is a :class:`ChildFailed`.
+    At most ``jobs`` tasks run at once. The answer of a task that fails or takes longer than ``limit_s`` seconds is a
+    :class:`ChildFailed`.
 
     Example:
         >>> dict(supervise([("one", lambda: 1), ("two", lambda: 2)], jobs=2))
@@ -201,7 +202,7 @@ def _there(folder: str, task: Callable[[], Any]) -> Any:
 def _command(
     task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
-    """Return the command and input of a fresh process that runs ``task``, or without it forks for tasks it receives."""
+    """Return the command and input of a fresh process. Without ``task``, it forks for each task that it receives."""
     # It imports flsv from where this process has it.
     code = f"import sys; sys.path[:] = {[*(imports or sys.path)]}; from flsv.utilities.supervisor import run_fresh"
     return [sys.executable, "-c", f"{code}; run_fresh()"], b"" if task is None else cloudpickle.dumps(task)
@@ -232,7 +233,10 @@ def fail(reason: str) -> NoReturn:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[Callable[[], None]]:
-    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
+
+    Yield a function that raises it again if a library has suppressed it.
+    """
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
