@@ -62,7 +62,7 @@ class Point(NamedTuple):
 def points_of(
     result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
 ) -> Iterator[Point]:
-    """Yield the points that a round adds to the clients' curves. Metrics in ``per_class`` also have curves per class."""
+    """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
     curves = set(per_class)
     columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
     counts = Counter(metric for metric, _ in columns)
