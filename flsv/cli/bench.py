@@ -11,7 +11,7 @@ values.
 Federations whose data are not on this machine are left out. Every metric is
 compared with the truth: the Shapley values of the game in which each coalition
 of a federation's clients was trained, several times. The package contains the
-truth of its own federations; for a federation of your own, the coalitions are
+truth of its own federations. For a federation of your own, the coalitions are
 trained first. Finished values are kept in --out: start a stopped command again
 to continue.
 """

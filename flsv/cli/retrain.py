@@ -8,12 +8,12 @@
 
 Trains coalitions of the run's clients, each in a process of its own, and
 computes Shapley values with intervals. By default it trains each client alone,
-all but one, and all, with three seeds. From their outputs it predicts those of
-all other coalitions (from their scores if there are no outputs). --trainings
-all is exact for these trainings. The coalition of all clients must come to the
-weights of the run's last checkpoint, and data that differ from the run's are
-refused. A training that fails is named. Finished trainings are kept: start a
-stopped command again to continue.
+all but one, and all (2 n + 1 trainings for n clients), with three seeds. From
+their outputs it predicts those of all other coalitions (from their scores if
+there are no outputs). --trainings all is exact for these trainings. The
+coalition of all clients must come to the weights of the run's last checkpoint,
+and data that differ from the run's are refused. A training that fails is
+named. Finished trainings are kept: start a stopped command again to continue.
 
 The values are written to retrained.csv in the run's folder, and flsv report
 shows them. The file also has the shares by other scores and without each seed:
@@ -22,11 +22,12 @@ they show how far a payment depends on the choice of the score and on chance.
 --without computes no values. It trains the run again with the other clients
 only, by the same seed, and saves this module as without_NAME.ckpt.
 
---with computes what a new client, named with its file or folder, would add:
-the score with all clients and it, minus that with all clients, for three
-seeds. All its samples are for training. The validation set, and means and
-categories of a table, stay the run's. The gain is written to with_NAME.csv. It
-is not a share of a payment: for that, train a run with the new client.
+--with computes the gain by a new client, named with its file or folder: the
+score with all clients and it, minus that with all clients. All its samples are
+for training. The validation set, and means and categories of a table, stay the
+run's. with_NAME.csv has the gain by each of three seeds, and the mean with its
+interval. It is not a share of a payment: for that, train a run with the new
+client.
 """
 
 from __future__ import annotations
