@@ -26,8 +26,7 @@ only, by the same seed, and saves this module as without_NAME.ckpt.
 score with all clients and it, minus that with all clients. All its samples are
 for training. The validation set, and means and categories of a table, stay the
 run's. with_NAME.csv has the gain by each of three seeds, and the mean with its
-interval. It is no share of a payment: for that, train a run with the new
-client.
+interval. This is no share of a payment: for that, train a run with it.
 """
 
 from __future__ import annotations
