@@ -41,7 +41,7 @@ class LocalWork(NamedTuple):
     steps: int = 0
 
     def lengths(self, batches: int, window: int) -> list[int]:
-        """Return the number of batches of each epoch. A full epoch has ``batches``, and a step takes ``window``."""
+        """Return the number of batches of each epoch. A full epoch has ``batches``, an optimizer step ``window``."""
         if self.epochs:
             return [batches] * self.epochs
         passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))

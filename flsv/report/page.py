@@ -314,7 +314,7 @@ def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Tab
 
 
 def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
-    """Return heatmaps of the metrics' values after up to :data:`ROUNDS` rounds, the last among them."""
+    """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
     places = range(len(run.round_numbers))[:: -len(run.round_numbers) // ROUNDS or -1][::-1]
     of = ", one of the runs" if run.seeds > 1 else ""
     found = []
@@ -327,7 +327,7 @@ def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: 
 
 
 def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
-    """Return a heatmap of the last values of some clients for each metric with several columns."""
+    """Return a heatmap of some clients' last values for each metric with several columns."""
     found = []
     for metric in metrics:
         columns, of_classes = run.columns(metric), run.columns_are_classes(metric)

@@ -131,8 +131,10 @@ def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float],
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values ``[r, n]`` in r rounds. In a round without a new value the last one is repeated, except
-    for :data:`OF_A_ROUND`."""
+    """Return a metric's values ``[r, n]`` in r rounds for n clients.
+
+    In a round without a new value the last one is repeated, except for :data:`OF_A_ROUND`.
+    """
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()

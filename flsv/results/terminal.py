@@ -112,8 +112,10 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Return the ids of all clients up to 20. Of more, return the ten with the highest and the ten with the lowest
-    values."""
+    """Return the ids of the clients to show in a table.
+
+    They are all clients, or of more than 20 the ten with the highest and the ten with the lowest values.
+    """
     if clients <= MOST or values is None:
         return ends_of(range(clients), MOST)
     known = [float(value) for value in values]

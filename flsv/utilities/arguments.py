@@ -1,4 +1,4 @@
-"""Checks of arguments, such as names that are safe in paths."""
+"""Functions that check arguments, such as names that are safe in paths."""
 # Constructors declare the checks of their arguments in annotations, see flsv.utilities.declared.
 
 from __future__ import annotations

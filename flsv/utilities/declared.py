@@ -1,4 +1,4 @@
-"""Arguments declared by annotations such as ``Annotated[float, Ge(0), Lt(1)]``, and checked."""
+"""Functions that check arguments by annotations such as ``Annotated[float, Ge(0), Lt(1)]``."""
 # The design follows sklearn/utils/_param_validation.py, with the markers of annotated-types. Unlike `if lr <= 0:
 # raise`, the checks refuse NaN.
 

@@ -38,7 +38,7 @@ Rule = Literal["outlier", "positive"]
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """Counts that a client sends at the start of a valuation: finite and broken samples, features, dimensions."""
+    """Counts of samples, broken samples, features and dimensions, sent by a client at a valuation's start."""
 
     samples: int
     broken: int
@@ -172,7 +172,7 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Subtract from each gradient the mean of the others of its class.
+    """Subtract from each gradient the mean of the other gradients of its class.
 
     Example:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
