@@ -1,4 +1,4 @@
-"""Networks by name: those of papers in flsv, and those of timm and torchvision."""
+"""build_network: builds flsv's, timm's and torchvision's networks by name."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 @checked
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
-    """Build a classifier by name: one of :data:`NETWORKS`, a network of torchvision, or one of timm.
+    """Build a classifier by its name in :data:`NETWORKS`, torchvision or timm.
 
     Args:
         name: name of the network, such as ``"lenet5"``, ``"torchvision:resnet18"``, ``"resnet18.a1_in1k"`` or
             ``"timm:vit_tiny_patch16_224"``. A name without a prefix that is not in :data:`NETWORKS` is timm's.
-        num_classes: number of classes M, at least 2; the network returns logits ``[B, M]``.
+        num_classes: number of classes M, at least 2. The network returns logits ``[B, M]``.
         input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks accept any number of
             channels C (their ``in_chans``), torchvision's only 3.
         kwargs: options of the network. ``pretrained=True`` downloads weights for a timm network, whose head is replaced
