@@ -125,11 +125,11 @@ class GaussianPrivacy(Upload):
     too.
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
-    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it
-    (:mod:`flsv.privacy`). The generator's key is a hash of the site's secret, the server's whole message,
-    the site's stored state and the update itself. Two different updates never have the same noise, and an update that
-    is requested twice has the same noise twice, so nothing is gained by subtracting or averaging the replies. Epsilon
-    then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
+    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it. The
+    generator's key is a hash of the site's secret, the server's whole message, the site's stored state and the update
+    itself. Two different updates never have the same noise, and an update that is requested twice has the same noise
+    twice, so nothing is gained by subtracting or averaging the replies. Epsilon then holds against a server that cannot
+    break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
     (``docs/results/privacy_contributions.md``). A ``FederatedLoop`` warns of this.

@@ -1,4 +1,4 @@
-"""Data of the benchmark's federations, which need no download, and corruptions."""
+"""Data and corruptions of the benchmark's federations that need no download."""
 # Federations of clinics often have one common class and some rare ones, unlike public image data. So classes can be
 # merged and made smaller, also in the server's validation set.
 
@@ -79,7 +79,7 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the sorted indices of each class's first samples, at least two of each."""
+    """Return the indices of each class's first samples: its fraction in ``keep``, at least two."""
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
@@ -92,12 +92,12 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 class Duplicates(Corruption):
     """Corruption that replaces most samples of a client by copies of its others.
 
-    Of a client's n samples, the first ``ceil(unique * n)`` in a random order stay, and all others become copies of
-    these, each copied about equally often. The client reports all n samples.
+    The first ``ceil(unique * n)`` of a client's n samples, in a random order, are copied about equally often. These
+    copies replace all other samples. The client reports n samples.
 
     Args:
         unique: share of a client's samples that are not copies, above 0 and at most 1. At least one sample stays.
-        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
+        clients: ids of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and samples.
 
@@ -132,7 +132,7 @@ class Duplicates(Corruption):
 
 
 class LostInputs(Corruption):
-    """Corruption that sets the last ``share`` of a sample's inputs to 0.
+    """Corruption that sets the last inputs of each sample to 0, a fraction ``share`` of all.
 
     Example:
         >>> LostInputs(0.5)(torch.ones(1, 2, 2), torch.zeros(1), num_classes=2, generator=torch.Generator())[0]
@@ -153,7 +153,7 @@ class LostInputs(Corruption):
 
 
 class TurnedInputs(Corruption):
-    """Corruption that reverses the order of the inputs, like a sensor mounted upside down.
+    """Corruption that reverses the order of each sample's inputs, like a sensor mounted upside down.
 
     Example:
         >>> TurnedInputs()(torch.arange(3.0)[None], torch.zeros(1), num_classes=2, generator=torch.Generator())[0]

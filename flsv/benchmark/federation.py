@@ -44,7 +44,7 @@ ELSEWHERE = ("name", "title", "set", "bad", "needs")
 @checked
 @dataclass(frozen=True)
 class Federation:
-    """Federation of the benchmark, as a YAML file describes it.
+    """Federation of the benchmark, described by a YAML file.
 
     Args:
         name: name of the YAML file without its ending.
@@ -86,7 +86,7 @@ class Federation:
     needs: Sequence[str] = ()
 
     def check(self) -> None:
-        """Check before training that data, module, attacks and performance can be created."""
+        """Raise ConfigurationError if data, module, attacks or performance cannot be created."""
         clients = len(self.num_samples)
         for kind, bad in self.bad.items():
             if beyond := [client for client in bad if client >= clients]:
@@ -101,18 +101,18 @@ class Federation:
 
     @property
     def available(self) -> bool:
-        """True if all files that the federation needs exist."""
+        """Return whether all files that the federation needs exist."""
         return not self.missing
 
     @property
     def missing(self) -> list[str]:
-        """Files that the federation needs and that do not exist."""
+        """Return the files that the federation needs and that do not exist."""
         root = os.environ.get(ROOT)
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
     @cached_property
     def classifies(self) -> bool:
-        """True if the federation's samples have classes."""
+        """Return whether the federation's samples have classes."""
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
@@ -131,7 +131,7 @@ class Federation:
 
     @cached_property
     def identity(self) -> Identity:
-        """Settings, versions and hashes of data on which this federation's values depend."""
+        """Settings, versions and hashes of data on which all metrics' values in this federation depend."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
         return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
@@ -183,7 +183,7 @@ class Federation:
         )
 
     def badness(self) -> dict[str, torch.Tensor]:
-        """Return ``{kind: mask}``, each bool ``[n]``, True for clients of this badness."""
+        """Return ``{kind: mask}``, each bool ``[n]``, True for clients with this kind of fault."""
         found = {}
         for kind, clients in self.bad.items():
             found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
@@ -191,7 +191,7 @@ class Federation:
         return found
 
     def _built(self, kind: Any, section: Any) -> Any:
-        """Return the object of type ``kind`` that a section of the file describes."""
+        """Build the object of type ``kind`` that a section of the file describes."""
         parser = ArgumentParser(exit_on_error=False)
         if kind is FederatedDataModule:
             parser.add_class_arguments(kind, "part")
@@ -206,10 +206,10 @@ class Federation:
 
 
 def federation(name: str) -> Federation:
-    """Read a federation by its name, or your own by its file.
+    """Read a federation from its YAML file.
 
     Args:
-        name: name of the federation, or path of a file.
+        name: name of one of the package's federations, or path of a file.
 
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
@@ -229,13 +229,13 @@ def federation(name: str) -> Federation:
 
 
 def names(which: str | None = None) -> list[str]:
-    """Return the names of the package's federations, or of one set."""
+    """Return the names of the package's federations, or of those in one set, such as ``"tuning"``."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 
 
 def available_federations(given: Sequence[str], say: Callable[[str], None]) -> list[Federation]:
-    """Return federations by names, sets and files, and ``say`` which lack data."""
+    """Read federations ``given`` by names, sets and files. Leave out those without data, and ``say`` which."""
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
     for name in dict.fromkeys(wanted):

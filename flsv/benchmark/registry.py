@@ -1,4 +1,4 @@
-"""Metrics of the benchmark with their arguments and needs, and baselines."""
+"""Metrics and baselines of the benchmark, with their arguments and needs."""
 # The metrics are listed in metrics.yaml. Your own need no entry: flsv bench --metric my_package.MyMetric
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class SampleCount(ContributionMetric):
-    """Number of training samples of each client, ``[num_clients]``, NaN for clients never seen.
+    """Baseline metric: each client's number of training samples, ``[num_clients]``, NaN for clients never seen.
 
     Example:
         >>> metric = SampleCount(num_clients=3)
@@ -57,7 +57,7 @@ class SampleCount(ContributionMetric):
 
 
 class TrainingLoss(SampleCount):
-    """Mean training loss of each client over its rounds, times -1.
+    """Baseline metric: minus each client's mean training loss over its rounds.
 
     Example:
         >>> metric = TrainingLoss(num_clients=2)
@@ -86,24 +86,24 @@ class TrainingLoss(SampleCount):
 
 
 class WrongArguments(ConfigurationError):
-    """Error of a metric that no federation can create, because its arguments are wrong."""
+    """Error: a metric's arguments are wrong in every federation."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Metric of the benchmark, with its arguments and needs."""
+    """Description of a metric in the benchmark: its class, arguments and needs."""
 
     #: Description of the metric in words.
     title: str
     #: Class of the metric, or its import path.
     made_by: str | type
     #: Arguments of the class. If it takes `performance`, `mode`, `rounds` or `loss` (the name of a loss that the module
-    #: logs; None for classifiers), the federation sets those that are missing here.
+    #: logs, None for classifiers), the federation sets those that are missing here.
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: The metric's needs that :func:`flsv.metrics.needs.needs_of` does not find, by their names in
     #: :data:`flsv.metrics.needs.NEEDS`.
     needs: tuple[str, ...] = ()
-    #: Class path of the client algorithm that the metric requires; it must not change the trained models.
+    #: Class path of the client algorithm that the metric requires. It must not change the trained models.
     client_algorithm: str | None = None
 
     @property
@@ -112,7 +112,7 @@ class Entry:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """All needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
+        """Return the names of all that the metric needs, see :data:`flsv.metrics.needs.NEEDS`."""
         made_by, own = self._made_by, tuple[str, ...]()
         rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
         with suppress(TypeError, ValueError):  # raised in the first federation
@@ -125,7 +125,7 @@ class Entry:
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
-        """Return a hash of the metric's class, arguments and code."""
+        """Return a fingerprint of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
         said = (self.made_by, dict(self.arguments), self.client_algorithm)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
@@ -135,7 +135,7 @@ class Entry:
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric:
-        """Return a new metric for a federation."""
+        """Build a new metric for a federation."""
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
         made_by, given = self._made_by, dict(self.arguments)
@@ -158,7 +158,7 @@ class Entry:
 
 
 def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
-    """Return a function from federation and metric to a hash of all that the values depend on."""
+    """Return a function ``f(federation, metric)`` that returns a fingerprint of all that the values depend on."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key
@@ -179,7 +179,7 @@ def _located(path: str) -> Any:
 
 
 def entry(name: str) -> tuple[str, Entry]:
-    """Return a metric by its name or class path, optionally with arguments.
+    """Return a metric's short name and description, by its name or class path, optionally with arguments.
 
     Example:
         >>> entry("cgsv")[1].title
@@ -211,4 +211,4 @@ METRICS = {
     name: Entry(**{**said, "needs": tuple(said.get("needs", ()))})
     for name, said in yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")).items()
 }
-"""Entries by the name that ``--metric`` takes; see ``metrics.yaml``."""
+"""Entries by the name that ``--metric`` takes, see ``metrics.yaml``."""

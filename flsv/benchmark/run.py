@@ -1,4 +1,4 @@
-"""Runs of metrics in the benchmark's federations, if possible all in one fit."""
+"""Functions that run metrics in the benchmark's federations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run the metrics in a federation in as few fits as possible."""
+    """Train a federation with the metrics, in as few training runs as possible. Return the metrics' values."""
     if not entries:
         return _fit(federation, {}, seed)
     result = Values()
@@ -57,7 +57,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
     gc.collect()  # the trainer, module and data of the previous run refer to each other, and are large
     metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
-    # Metrics' names in tables may have brackets; names of metrics in a loop may not.
+    # Metrics' names in tables may have brackets, but names of metrics in a loop may not.
     keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
     given = next((each.options() for each in entries.values()), {})
     loop = FederatedLoop(
@@ -84,7 +84,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
 
 
 class _Clock:
-    """Clock of the processor time that a loop's metrics take, including evaluations."""
+    """Stopwatch of the processor time that a loop's metrics take, including evaluations."""
 
     def __init__(self, loop: FederatedLoop) -> None:
         self.seconds, self._update = 0.0, loop.contribution_metrics.update
@@ -104,7 +104,7 @@ def bench(
     folder: Path | None = None,
     say: Any = print,
 ) -> BenchResults:
-    """Run all metrics in all federations with several seeds, except stored values."""
+    """Run all metrics in all federations with several seeds. Values stored in ``folder`` are reused."""
     results = BenchResults(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.

@@ -1,4 +1,4 @@
-"""Scores that compare clients' values with the ground truth, and their storage."""
+"""Scores that compare clients' values with the ground truth, and the storage of values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAN = float("nan")
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
-    """Compute Spearman's rank correlation of ``[n]``, where NaN counts as the smallest.
+    """Compute Spearman's rank correlation of two vectors ``[n]``, where NaN counts as the smallest.
 
     Example:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
@@ -33,7 +33,7 @@ def spearman(values: Tensor, truth: Tensor) -> float:
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
-    """Compute the share in [0, 1] of a payment that goes to the wrong clients.
+    """Compute the fraction of a payment that goes to the wrong clients.
 
     It is half the sum of the absolute differences between the shares by the metric and by the truth. A client's share
     is its value divided by the sum of the values above 0. Negative values count as 0, and all shares are equal if no
@@ -63,7 +63,7 @@ def shares(values: Tensor) -> Tensor:
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
-    """Compute the probability that a bad client ``[n]`` has a lower value than a good one.
+    """Compute the probability that a bad client has a lower value than a good one.
 
     Example:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
@@ -73,7 +73,7 @@ def auroc(values: Tensor, bad: Tensor) -> float:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Convert values to float64, and replace those not finite by the smallest other."""
+    """Convert values to float64, and replace NaN and infinity by the smallest finite value."""
     values = values.detach().cpu().double()
     known = values[values.isfinite()]
     return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
@@ -96,8 +96,8 @@ class Values:
     values: dict[str, Tensor] = field(default_factory=dict)
     #: `{metric: reason}` for the metrics that cannot be used in this federation.
     refused: dict[str, str] = field(default_factory=dict)
-    #: `{metric: seconds}`, processor time of a metric's updates, including evaluations; only for metrics that did not
-    #: share a fit with others.
+    #: `{metric: seconds}`, processor time of a metric's updates, including evaluations. Metrics that shared a fit with
+    #: others have no entry.
     seconds: dict[str, float] = field(default_factory=dict)
     #: `{metric: number}`, how many coalitions a metric evaluated.
     evaluations: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Values:
     failed: dict[str, str] = field(default_factory=dict)
 
     def record_error(self, metric: str, error: Exception) -> None:
-        """Record the error because of which a metric has no values."""
+        """Record the error that prevented a metric from computing values."""
         if isinstance(error, ConfigurationError):
             self.refused[metric] = str(error)
         else:
@@ -122,7 +122,7 @@ class Values:
 
 
 class BenchResults:
-    """Values by federation, seed and metric, stored under a hash of all they depend on."""
+    """Metrics' values by federation, seed and metric, stored in ``values.csv`` with a fingerprint of all settings."""
 
     def __init__(
         self, folder: Path | None, identity: Callable[[str, str], str] = lambda federation, metric: ""

@@ -35,7 +35,7 @@ BY_SET = [
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a metric, measured in a fit with this metric alone."""
+    """Cost of a metric, measured in a training run with this metric alone."""
 
     #: Processor time of the metric per round in seconds, including evaluations.
     seconds: float
@@ -64,7 +64,7 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
 
 
 def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
-    """Summarize the scores by set of federations: :data:`BY_SET`, the best metric first."""
+    """Summarize the metrics' scores for each set of federations, the best metric first."""
     names, parts = [*metrics], []
     for which in SETS:
         some = {name: each for name, each in federations.items() if each[0].set == which}
@@ -91,7 +91,7 @@ def two_digits(value: float) -> str:
 
 
 def scores_of(results: BenchResults, federations: Known) -> DataFrame:
-    """Compare each run of a metric with the truth, a row per run and a column per score."""
+    """Compare the values of each run with the truth. Return a table with a row per run and a column per score."""
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
@@ -106,14 +106,14 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations over seeds, a row per metric, a column per federation."""
+    """Average the rank correlations over seeds, with a row per metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
 def costs(
     federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Cost]:
-    """Measure each metric's cost per round in a fit of its own, or read it from ``path``."""
+    """Measure each metric's cost per round in a training run of its own, or read it from ``path``."""
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
     kept = None if path is None else ResultFile(path, COST_COLUMNS)
     rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
@@ -136,7 +136,7 @@ def costs(
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the t-interval's width of a metric's mean rank correlation."""
+    """Compute half the width of the t-interval of a metric's mean rank correlation."""
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():

@@ -36,7 +36,7 @@ from flsv.utilities.seeding import isolated_rngs
 from flsv.utilities.supervisor import supervise, supervise_fresh
 
 FOLDER = Path(__file__).parent / "truths"
-#: Training seeds of the ground truth; no metric is run with these seeds.
+#: Training seeds of the ground truth. No metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
 #: Largest number of clients for which all coalitions are trained.
 MOST_CLIENTS = min(10, MAX_EXACT_PLAYERS)
@@ -44,13 +44,12 @@ MOST_CLIENTS = min(10, MAX_EXACT_PLAYERS)
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Shapley values of a federation's n clients from trained coalitions, by training seed.
+    """Ground truth of a federation: the Shapley values of its n clients, from trained coalitions.
 
     Args:
         seeds: the s seeds with which coalitions were trained.
         values: float64 ``[s, n]``, the Shapley values for each seed.
-        utilities: float64 ``[s, 2^n]``, utilities of all coalitions, where bit i of a coalition's number stands for
-            client i.
+        utilities: float64 ``[s, 2^n]``, utilities of all coalitions. Bit i of a coalition's number stands for client i.
 
     Example:
         >>> from flsv.benchmark import federation, truth_table
@@ -65,7 +64,7 @@ class Truth:
 
     @property
     def num_clients(self) -> int:
-        """Number n of clients."""
+        """Return the number of clients n."""
         return self.values.shape[1]
 
     @property
@@ -113,7 +112,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
-    """Train the coalitions that a federation's table lacks, and add each to it.
+    """Train the coalitions that are missing in a federation's table, and add their utilities.
 
     Args:
         federation: the federation.
@@ -143,7 +142,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
 
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
-    """Return ``{name: hash}`` of the settings on which a coalition's utility depends."""
+    """Return ``{name: fingerprint}`` of the settings on which a coalition's utility depends."""
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
@@ -151,11 +150,11 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
 
 
 def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor:
-    """Train each coalition by FedAvg, and return the models' performances.
+    """Train each coalition by FedAvg, and return the performances of the trained models.
 
     Args:
         federation: the federation of the clients.
-        masks: bool ``[K, n]``, the members of each of the K coalitions. The empty one has the untrained model.
+        masks: bool ``[K, n]``, the members of each of the K coalitions. The empty coalition has the initial model.
         seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
 
     Returns:
@@ -170,7 +169,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
 
 
 def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore) -> None:
-    """Train the coalitions that a store lacks, each by a fit in a process of its own."""
+    """Train the coalitions that are missing in a store, each in a process of its own."""
     measure = performance_of("make_truth", federation.performance, federation.mode)
     data, samples = federation.datamodule(), federation.num_samples.tolist()
 

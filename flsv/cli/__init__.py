@@ -1,6 +1,4 @@
-"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands, such as ``flsv
-compare``. Programs can do the same through the Python interface.
-"""
+"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands."""
 
 from flsv.cli.entry import main
 

@@ -11,9 +11,9 @@ values.
 Federations whose data are not on this machine are left out. Every metric is
 compared with the truth: the Shapley values of the game in which each coalition
 of a federation's clients was trained, several times. The package contains the
-truth of its own federations; for a federation of your own, the coalitions are
-trained first. A command that was stopped continues when it is started again:
-finished values are kept in --out.
+truth of its own federations. For a federation of your own, the coalitions are
+trained first. Finished values are kept in --out: start a stopped command again
+to continue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "--metric",
         action="append",
         help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
-        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
+        "'my_package.MyMetric(momentum=0.5)'. May be repeated. Default: all of --list",
     )
     parser.add_argument(
         "--federations",
@@ -62,15 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given; without costs",
+        help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given. Without costs",
     )
     parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
     return parser
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """Run ``flsv bench`` with the command-line arguments ``args``; return the exit status: 1 if a metric has failed in
-    a federation or has a value in no federation, else 0."""
+    """Run ``flsv bench`` with the command-line arguments ``args``.
+
+    Return the exit status: 1 if a metric failed in a federation or has no value in any, else 0.
+    """
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -92,7 +94,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return ``{name: (federation, truth)}`` of the requested federations."""
+    """Return the requested federations and their true values, ``{name: (federation, truth)}``."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), say)
     for each in asked:
         if each.name not in names():
@@ -101,7 +103,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the packaged truth, or train the coalitions of a federation that is not the package's."""
+    """Return a federation's true values: packaged ones, or values of coalitions that are trained now."""
     if each.name in names() and each == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -112,8 +114,10 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
-    """Print the first error of each metric that failed in a federation or has a value in no federation; return the exit
-    status, 1 if there is one, else 0."""
+    """Print the first error of each metric that failed or has no value in any federation.
+
+    Return the exit status: 1 if there is an error, else 0.
+    """
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -128,7 +132,7 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables as CSV files into ``out``; return the result of :func:`summarize`."""
+    """Write the tables as CSV files into ``out``. Return the result of :func:`summarize`."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
@@ -140,8 +144,7 @@ def _report(
 
 
 def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
-    """Return ``{metric: cost}``, measured in :data:`COSTS_IN`, or in a federation of the user's own if only such were
-    requested."""
+    """Measure what each metric costs, ``{metric: cost}``, in :data:`COSTS_IN` or else the user's own federation."""
     own = [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
 

@@ -1,5 +1,4 @@
-"""The checkpoints that ``flsv fit`` saves by default, the search for ``--ckpt_path last`` and ``best``, and the files
-that ``flsv predict`` writes."""
+"""Callbacks that save checkpoints and predictions, and the search for ``--ckpt_path last`` and ``best``."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss":
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Callback that saves ``best.ckpt``: the round with the highest ``val_accuracy``, else the lowest ``val_loss``."""
+    """Callback that saves ``best.ckpt`` after the round with the highest ``val_accuracy``, or lowest ``val_loss``."""
 
     def __init__(self) -> None:
         super().__init__(filename="best")
@@ -45,7 +44,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the value that selects the best round is logged; the first call chooses this value."""
+        """Return whether the value that selects the best round is logged. The first call chooses it."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -64,16 +63,14 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
-    """Return the callbacks that save ``best.ckpt`` and ``last.ckpt``; an empty list if one of the ``given`` callbacks
-    saves checkpoints."""
+    """Return callbacks that save ``best.ckpt`` and ``last.ckpt``, unless a ``given`` callback saves checkpoints."""
     if any(isinstance(callback, Checkpoint) for callback in given):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Return the path of the newest checkpoint (``"last"``), or of the best one of the run that has the newest
-    (``"best"``)."""
+    """Return the path of the newest checkpoint (``"last"``), or of its run's best one (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
     own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
@@ -96,8 +93,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield those paths of the best checkpoint, which ``checkpoint`` names, at which there is a file: its original
-    path, and the path of the same file name in the folder of ``path``, where ``checkpoint`` itself lies."""
+    """Yield the existing paths of the best checkpoint that ``checkpoint`` names, also in the folder of ``path``."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])
@@ -105,21 +101,19 @@ def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
 
 
 class WritePredictions(BasePredictionWriter):
-    """Callback that writes ``predictions.csv`` into the folder of the checkpoint's run, with one row per sample in the
-    order of the samples.
+    """Callback that writes ``predictions.csv`` into the run's folder, with one row per sample.
 
     For classes the columns are ``index``, ``prediction`` (the likeliest class) and one column per class with the output
-    of ``predict_step``, under the data module's class names. For numbers they are ``index`` and ``prediction``, or
-    ``output_0``, ``output_1``, ... Rows of a table also have their ``line``, their ``client`` and the columns that were
-    excluded from training, such as ids. Any other output, such as texts or images, is written to ``predictions.pt``
-    batch by batch (for ``torch.load``).
+    of ``predict_step``. For numbers they are ``index`` and ``prediction``, or ``output_0``, ``output_1``, ... Rows of a
+    table also have their ``line``, their ``client`` and the columns that were excluded from training, such as ids. Any
+    other output, such as texts or images, is written to ``predictions.pt`` batch by batch (for ``torch.load``).
 
     Attributes:
-        where: text with the file and its number of rows, for a message; set by the prediction.
+        where: text with the file and its number of rows, set by the prediction.
         folder: the folder to write into. None: the trainer's run folder.
 
     Raises:
-        ConfigurationError: before the prediction: there are several processes, each of which would predict only a part.
+        ConfigurationError: before the prediction: several processes run, and each would predict only a part.
     """
 
     def __init__(self) -> None:
@@ -159,8 +153,7 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Return the outputs of ``predict_step``, a tensor with one row per sample, as a DataFrame: for classes, the
-    likeliest class and one column per class, else one column per output."""
+    """Convert the outputs of ``predict_step``, one row per sample, to the columns of ``predictions.csv``."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

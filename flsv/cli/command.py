@@ -1,4 +1,4 @@
-"""Functions that all commands use: parsers whose help is a module's docstring, and signals."""
+"""Functions that all commands use, for parsers and signals."""
 # The module imports little, so that commands start fast.
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summar
 
 
 class Terminated(KeyboardInterrupt):
-    """Exception at SIGTERM, with which systemd, SLURM and torchrun stop a command; it then ends as after Ctrl-C."""
+    """Exception raised at SIGTERM, with which systemd, SLURM and torchrun stop a command."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def terminable() -> Iterator[None]:
 
 
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """Return an ``ArgumentParser`` that prints its description as it is, and accepts no abbreviated options."""
+    """Return an ``ArgumentParser`` that prints its description unchanged and accepts no abbreviated options."""
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
@@ -62,12 +62,12 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
 
 
 def from_1(text: str) -> int:
-    """Parse a whole number from 1 on."""
+    """Parse a positive integer."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
     return int(text)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a text at once; if ``quiet``, it does nothing."""
+    """Return a function that prints a text at once, or with ``quiet`` does nothing."""
     return (lambda text: None) if quiet else lambda text: print(text, flush=True)

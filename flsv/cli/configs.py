@@ -1,4 +1,4 @@
-"""Configuration files: the search for the files that come with flsv, and the check of a file's keys."""
+"""Functions that find packaged configuration files and check a file's keys."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import yaml
 from flsv.utilities.errors import ConfigurationError
 
 _PACKAGE = Path(__file__).parents[1]
-#: In a wheel the files are within the package; in a checkout (an editable install) beside it.
+#: In a wheel the files are within the package. In a checkout (an editable install) they are beside it.
 FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
 
 
 def packaged_names() -> list[str]:
-    """Return the names of all packaged configurations: algorithms first, then ``natural/...`` and ``scenarios/...``.
+    """Return the names of all packaged configurations, algorithms first.
 
     Example:
         >>> names = packaged_names()
@@ -27,7 +27,7 @@ def packaged_names() -> list[str]:
 
 
 def find_config(given: str) -> Path:
-    """Return the file of a ``--config``: an existing path, one with ``.yaml`` added, or a packaged configuration.
+    """Return the file that ``--config`` names: a path, with or without ``.yaml``, or a packaged configuration.
 
     Example:
         >>> find_config("scenarios/guo_noisy").name
@@ -43,7 +43,7 @@ def find_config(given: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses a key that occurs twice in a mapping, because one of its values would be lost."""
+    """YAML loader that refuses duplicate keys of a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> Any:
-    """Return the content of a YAML file, or None if it is not valid YAML, which the parser reports later."""
+    """Read a YAML file, and refuse duplicate keys. Return None if it is not valid YAML."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:

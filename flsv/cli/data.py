@@ -6,7 +6,7 @@ trained.
 
 Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
-its values that each client lacks; and notes on problems, such as a rare class.
+its values that each client lacks. Notes tell of problems, such as a rare class.
 With --out, the folder gets the same tables as samples.csv and columns.csv, and
 summary.csv: pandas' description of each column at each client. Nothing is
 trained, and other sections of the file are ignored.
@@ -35,7 +35,7 @@ _SHOWN = 10
 
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table with one row per client: its number of samples in each split, and the fraction of each class."""
+    """Return a table of each client's numbers of samples by split, and fractions of the classes."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
         # mypy: both are splits
@@ -52,8 +52,7 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """Return what each column ``is read as``, and the fraction of each client's training samples without a value
-    there."""
+    """Return a table of each column's kind, and the fraction of its values that each client lacks."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]
@@ -63,7 +62,7 @@ def missing(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def describe_values(data: FederatedDataModule) -> pd.DataFrame:
-    """Return pandas' description of the values that each client trains on: one row per column and client."""
+    """Return pandas' description of each column at each client, one row per column and client."""
     described = {
         (card.name, name): card.values.iloc[data.client_indices(client).numpy()].describe()
         for card in data.column_cards
@@ -73,13 +72,13 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def positive(data: FederatedDataModule) -> str:
-    """Return a sentence that names the positive one of two classes and says why it is positive."""
+    """Return a sentence that names the positive class, with the reason for this choice."""
     why = "the rarer one (set data.pos_label to confirm it or to choose the other one)" if data.by_rarity else "class 1"
     return f"Positive class: {data.positive_class}, {why}. Average precision and F1 are its scores."
 
 
 def notes(data: FederatedDataModule) -> list[str]:
-    """Return notes on possible problems with the data before training, each a sentence or two."""
+    """Return notes on possible problems with the data, each a sentence or two."""
     found = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
         counts = pd.DataFrame(data.class_counts.tolist(), index=data.client_names, columns=data.class_names)
@@ -128,7 +127,7 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv data`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv data`` with the command-line arguments ``args``."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})

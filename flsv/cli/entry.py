@@ -1,4 +1,4 @@
-"""``flsv``: the choice of the subcommand, whose module is imported when it runs, and the handling of errors."""
+"""Entry point of ``flsv``: chooses the subcommand, and prints errors."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line, and return the exit status: 2 for a configuration that cannot work, 130 after Ctrl-C, 143
-    after SIGTERM."""
+    """Run the command line, and return the exit status.
+
+    It is 2 for a configuration that cannot work, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
@@ -92,7 +94,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _configuration_error(error: BaseException | None) -> ConfigurationError | None:
-    """Return the error of an object's arguments, which the parser wraps in its own."""
+    """Return the ConfigurationError among an error and its causes, or None."""
     while error is not None and not isinstance(error, ConfigurationError):
         error = error.__cause__
     return error
@@ -129,7 +131,7 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of ``flsv --help``; every subcommand has a parser of its own."""
+    """Return the parser of ``flsv --help``. Every subcommand has its own parser."""
     parser = argparse.ArgumentParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
@@ -146,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _leave_out(quiet: bool) -> None:
-    """Hide messages of Lightning that users cannot act on; if ``quiet``, hide all that are not warnings."""
+    """Hide messages of Lightning that users cannot act on, or with ``quiet`` all except warnings."""
     importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
@@ -159,7 +161,7 @@ def _leave_out(quiet: bool) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning as one line, without the place in the code if it is for users."""
+    """Format a warning as one line, without its place in the code if it is a UserWarning."""
     place = f"{filename}:{lineno}: {category.__name__}: "
     return f"{'warning: ' if category is UserWarning else place}{message}\n"
 

@@ -24,16 +24,16 @@ _TEMPLATE = Path(__file__).parent / "templates" / "flower"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Copy packaged configurations, or a project template, into a folder; never overwrite files."""
+    """Run ``flsv init`` with the command-line arguments ``args``."""
     parser = command_parser("flsv init", __doc__)
     parser.add_argument(
-        "folder", metavar="DIR", type=Path, nargs="?", help="folder of the files; by default the working folder"
+        "folder", metavar="DIR", type=Path, nargs="?", help="folder of the files. Default: the working folder"
     )
     parser.add_argument(
         "--config",
         metavar="NAME",
         action="append",
-        help="name of a configuration that comes with flsv; may be given several times; by default quickstart",
+        help="name of a configuration that comes with flsv. May be repeated. Default: quickstart",
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)

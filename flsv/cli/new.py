@@ -20,7 +20,7 @@ from flsv.__about__ import __version__
 from flsv.cli.command import command_parser, display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: ``{file of the package: template}``; ``{module}`` stands for the package's name.
+#: ``{file of the package: template}``, where ``{module}`` stands for the package's name.
 FILES = {
     "pyproject.toml": "pyproject.toml.jinja",
     "README.md": "README.md.jinja",
@@ -31,7 +31,7 @@ FILES = {
 
 
 def new(name: str, out: Path = Path()) -> Path:
-    """Write a package with a new metric from templates.
+    """Write a package with a new metric from templates. Return its folder.
 
     Example:
         >>> import tempfile
@@ -67,11 +67,11 @@ def new(name: str, out: Path = Path()) -> Path:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv new`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv new`` with the command-line arguments ``args``."""
     parser = command_parser("flsv new", __doc__)
-    parser.add_argument("kind", choices=["metric"], help="of what")
-    parser.add_argument("name", metavar="NAME", help="of the class, such as UpdateNorm")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where its folder goes; default: here")
+    parser.add_argument("kind", choices=["metric"], help="what to write")
+    parser.add_argument("name", metavar="NAME", help="name of the class, such as UpdateNorm")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where its folder goes. Default: here")
     options = parser.parse_args(list(args))
     folder = new(options.name, options.out)
     if not quiet:

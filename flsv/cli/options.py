@@ -1,4 +1,4 @@
-"""Options and configuration files on the command line: parsers, and their help."""
+"""Parsers of command-line options and configuration files, and their help."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from flsv.cli.configs import check_file, find_config
 from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
 
-#: Option that maps names to objects. A later file adds its names to those of earlier files; ``{}`` removes all names.
+#: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 BY_NAME = "federation.metrics"
 CONFIG_HELP = (
-    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
+    "A YAML file, or the name of one that comes with flsv (quickstart). Of several, a later one overrides, and adds "
     "to federation.metrics by name. --print_config shows the result."
 )
 
 
 class ConfigFile(ActionConfigFile):
-    """Action of ``--config``: a file or a packaged name, without double keys; metrics of several files are merged."""
+    """Action of ``--config``, a file or a packaged name. Metrics of several files are merged."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if isinstance(values, str) and not set("{\n") & set(values):
@@ -41,7 +41,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Formatter of jsonargparse's help that shows a description as it is, and docstrings without markup."""
+    """Help formatter that shows descriptions unchanged, and docstrings without markup."""
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(textwrap.fill(plain(heading or ""), self._width - 1))
@@ -51,7 +51,7 @@ class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 class FitParser(LightningArgumentParser):
-    """LightningCLI's parser, which says how a module of ``pytorch_lightning`` becomes one of ``lightning``."""
+    """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         for package, name in re.findall(r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""):
@@ -66,7 +66,7 @@ USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
-    """Return a parser for the ``{section: class}`` that a command reads; other sections may stand in files only."""
+    """Return a parser for a command's ``{section: class}``. Files may have other sections, which it ignores."""
     parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
@@ -80,7 +80,7 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """Return the objects that a command line describes, seeded as in a fit."""
+    """Seed everything as a fit does, and build the objects that a command line describes."""
     options = parser.parse_args(list(args))
     L.seed_everything(int(options.seed_everything), verbose=False)
     # Before jsonargparse 4.49 the method had the second name.

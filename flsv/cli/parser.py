@@ -50,8 +50,7 @@ PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
-    """Callback that saves ``config.yaml`` into the run's folder. With some loggers Lightning would use another
-    folder."""
+    """Callback that saves ``config.yaml`` into the run's folder, with any logger."""
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
@@ -60,7 +59,7 @@ class SavedConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """The LightningCLI of flsv, with a section ``federation``; if ``quiet``, it does not say where results are."""
+    """LightningCLI with a section ``federation``. With ``quiet`` it does not print where results are."""
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
         self.quiet = quiet
@@ -70,8 +69,7 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
-        """Return only the subcommand that the first argument names, because a parser is slow to make; if it names none,
-        return all subcommands."""
+        """Return only the subcommand that is used, because a parser is slow to make."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
 
@@ -89,14 +87,13 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def before_instantiate_classes(self) -> None:
-        """Raise ConfigurationError if a group of options is null."""
+        """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
         for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return the trainer; it saves ``last.ckpt`` and ``best.ckpt``, unless callbacks in the configuration save
-        checkpoints."""
+        """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""
         trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
         if trainer.enable_checkpointing is not False and not trainer.barebones:
             given = trainer.callbacks or []
@@ -115,8 +112,7 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """Return arguments of the Trainer that divide the clients among the processes of ``torchrun``, or an empty
-        dictionary without ``torchrun``."""
+        """Return Trainer arguments that divide the clients among the processes of ``torchrun``, if it is used."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
         if self.subcommand != "fit":
@@ -138,7 +134,7 @@ class FederatedCLI(LightningCLI):
         return cast(FederatedLoop, find_loop(callbacks_of(self.trainer)))
 
     def identity(self) -> Identity:
-        """Set up the data of a CLI made without ``run``, and return the experiment's identity without its seed."""
+        """Set up the data, and return the experiment's identity (settings and hashes of samples)."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
@@ -151,7 +147,7 @@ class FederatedCLI(LightningCLI):
             if self._new_folder is not None and self.loop.round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
-        # Lightning ends with SystemExit on Ctrl-C; TensorBoard's writer, which cannot be closed twice, with OSError.
+        # On Ctrl-C, Lightning ends with SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
         except (SystemExit, OSError) as stopped:
             stop = stopped.__context__
             if not isinstance(stop, KeyboardInterrupt):
@@ -165,7 +161,7 @@ class FederatedCLI(LightningCLI):
             raise stop from None
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print, on rank 0, where the results are and further commands, or the first ``lines`` lines of that."""
+        """Print where the results are, and further commands. With ``lines``, print only so many lines."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
@@ -173,7 +169,7 @@ class FederatedCLI(LightningCLI):
         """Do nothing: Lightning would replace the configured model by the checkpoint's."""
 
     def before_fit(self) -> None:
-        """Find the checkpoint to start from, and check that a fit can write into its folder."""
+        """Find the checkpoint to start from, and check that the run's folder is writable."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -193,9 +189,9 @@ class FederatedCLI(LightningCLI):
             self._leave_no_run(config)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Prepare a command other than ``fit`` so that no new run folder is made; predictions go to the folder of the
-        checkpoint's run."""
-        # Lightning warns that the run continues in another folder; here nothing is saved.
+        """Prevent a command other than ``fit`` from making a new run folder."""
+        # Predictions go to the folder of the checkpoint's run.
+        # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
             path = Path(config.ckpt_path)
@@ -206,7 +202,7 @@ class FederatedCLI(LightningCLI):
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """Print where the results are, unless the table at the end of the fit shows that."""
+        """Print where the results are, unless the final table shows it."""
         if not (self.quiet or self.loop.reporting.table):
             self.say_where()
 
@@ -217,7 +213,7 @@ class FederatedCLI(LightningCLI):
 
 
 def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
-    """Parse a command line, build its objects and, with ``run``, run its subcommand (without ``run`` it has none)."""
+    """Parse a command line, build its objects and, with ``run``, run its subcommand."""
     return FederatedCLI(
         L.LightningModule,
         FederatedDataModule,

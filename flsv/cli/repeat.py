@@ -47,7 +47,7 @@ def repeat(
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Run a federation with several seeds; return a table with the columns ``HEADER`` of the reader, and its file."""
+    """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, "--seed_everything=0", *QUIET], run=False, quiet=True)
@@ -98,10 +98,10 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv repeat`` with the command-line arguments ``args``."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument("runs", metavar="N", type=int, help="number of runs; comes before all other arguments")
+    parser.add_argument("runs", metavar="N", type=int, help="number of runs. It comes before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
     options, rest = parser.parse_known_args(list(args))
     bars, say = sys.stdout.isatty() and not quiet, printer(quiet)
@@ -113,7 +113,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _show(rows: DataFrame, runs: int) -> None:
-    """Print a table for each metric: first the metrics that have shares, then those that are no basis for payment."""
+    """Print a table for each metric, first for metrics that are suitable for payment."""
     for paid in (True, False):
         for metric, mine in rows.groupby("metric", sort=False):
             if mine["share"].notna().any() != paid:

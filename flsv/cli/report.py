@@ -5,16 +5,19 @@
     flsv report lightning_logs/version_0 --client 3 --out boston.html
 
 Writes one HTML file that needs no network. Its first page says how much each
-partner has contributed and what speaks against relying on it; the appendix
-shows how this was measured, the values per class and over the rounds,
-settings of the federation and hashes of samples. With
---client, the page is for this participant: about the others it contains only
-means over all participants, and these only if there are five or more and the
-run has ended. With --budget, the page says whether the values are suitable for
-payment, and shows each partner's share and its amount in whole cents, with
-intervals. shares.csv beside the page has the same numbers. Copies and outliers
-that the run has found are named beside the amounts, but no amount is held back
-for them.
+partner has contributed, and gives reasons against relying on it. The appendix
+shows how this was measured, the values per class and over the rounds, settings
+of the federation and hashes of samples.
+
+With --client, the page is for this participant. About the others it contains
+only means over all participants, and only if there are five or more and the
+run has ended.
+
+With --budget, the page says whether the values are suitable for payment, and
+shows each partner's share and its amount in whole cents, with intervals.
+shares.csv beside the page has the same numbers. Copies and outliers that the
+run has found are named beside the amounts, but no amount is held back for
+them.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
-    parser.add_argument("--client", help="number or name of a client, for the page that this client may see")
-    parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
+    parser.add_argument("--client", help="id or name of a client, for the page that this client may see")
+    parser.add_argument("--out", type=Path, help="the file, .html. Default: report.html in the run's folder")
     terms = parser.add_argument_group("shares of a budget")
     terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
     terms.add_argument(
@@ -48,15 +51,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "--rule",
         choices=get_args(Negatives),
         help="how values below 0 are paid. zero (default): they get nothing. shift: all values are counted from the "
-        "lowest. softmax: everybody gets something. refuse: an error",
+        "lowest. softmax: all clients get something. refuse: an error",
     )
     terms.add_argument(
-        "--currency", help="currency of the budget, such as EUR; it determines the decimals of the amounts"
+        "--currency", help="currency of the budget, such as EUR. It determines the decimals of the amounts"
     )
     terms.add_argument(
         "--judged-by-partners",
         action="store_true",
-        help="accept values for which the partners judged models themselves; a partner that lies takes others' shares",
+        help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
     options = parser.parse_args(list(args))
     names = ("by", "rule", "currency", "judged_by_partners")

@@ -1,5 +1,4 @@
-"""flsv retrain: each client's value by training the federation again without it,
-after a run.
+"""flsv retrain: each client's value by training a run's federation without it.
 
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
@@ -7,48 +6,27 @@ after a run.
     flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
 
-A metric's values during a run are cheap and approximate. This command trains
-the same federation again with only some of its clients, and computes Shapley
-values from the results. By default it trains each client alone, all but one,
-and all (2 n + 1 trainings for n clients), with three seeds; it predicts the
-outputs of all other coalitions' models from theirs, and scores these. If
-models are scored by a value that the module logs, or by the clients, there are
-no outputs: then it predicts the scores, and says so. --trainings all trains
-all coalitions, and the values are exact for these trainings; --trainings
-singles (n + 1 trainings) only ranks the clients, without amounts. Each
-training is a process of its own, --jobs of them at once. The coalition of all
-must come to the weights of the run's last checkpoint, or there are no values.
-A training that fails is named, and the others go on.
+Trains coalitions of the run's clients, each in a process of its own, and
+computes Shapley values with intervals. By default it trains each client alone,
+all but one, and all (2 n + 1 trainings for n clients), with three seeds. From
+their outputs it predicts those of all other coalitions (from their scores if
+there are no outputs). --trainings all is exact for these trainings. The
+coalition of all clients must come to the weights of the run's last checkpoint,
+and data that differ from the run's are refused. A training that fails is
+named. Finished trainings are kept: start a stopped command again to continue.
 
-If the run draws some of its clients for each round, each coalition draws its
-own cohorts among its members, as many as the run draws, so that run and
-retraining play one game; by --participation all, all members train in every
-round.
+The values are written to retrained.csv in the run's folder, and flsv report
+shows them. The file also has the shares by other scores and without each seed:
+they show how far a payment depends on the choice of the score and on chance.
 
-The values, with intervals, are written to retrained.csv in the run's folder
-and shown by flsv report, with the coalitions, seeds and rounds that were
-trained and all settings that were changed. The file also has the shares by
-accuracy, by balanced accuracy and by the loss, and the shares without each of
-the seeds: they show how far a payment depends on the choice of the score and
-on chance. Models are judged as the run's metrics judged them, or by --metric
-(by in the file). The command warns if that is accuracy and most samples belong
-to one class. Data that differ from the run's are refused. Finished trainings
-are kept: start a stopped command again to continue.
+--without computes no values. It trains the run again with the other clients
+only, by the same seed, and saves this module as without_NAME.ckpt.
 
-With --without and the names of clients, no values are computed. The run is
-trained once more with the other clients only, and the module is saved beside
-the run (without_NAME.ckpt): the same run, by the same seed, of a module that
-has never seen these clients' data.
-
-With --with and the name and data of a client that took no part (a file or a
-folder, as the run's clients have), its gain is computed: the score of the run
-with all clients and with it, minus that of the run with all clients, three
-seeds each. The coalition of all clients must come to the run's weights.
-Nothing else changes: the server's validation set, all clients' samples, and
-the means and categories of a table, in which the newcomer has no part. All its
-samples are for training. The gain is what it adds after all others, not its
-share of a payment: for that, train a run with it. It is written to
-with_NAME.csv, a row for each seed and one for their mean with its interval.
+--with computes the gain by a new client, named with its file or folder: the
+score with all clients and it, minus that with all clients. All its samples are
+for training. The validation set, and means and categories of a table, stay the
+run's. with_NAME.csv has the gain by each of three seeds, and the mean with its
+interval. This is no share of a payment: for that, train a run with it.
 """
 
 from __future__ import annotations
@@ -109,7 +87,7 @@ def retrain(
     threads: Count | None = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Train a run's federation again with only some of its clients, and value them."""
+    """Train a run's federation again with only some of its clients, and compute the clients' Shapley values."""
     # Arguments are those of flsv.retrain. None takes the run's own measure and judges, its rounds, three seeds, and all
     # cores (one process on an accelerator). Give `threads=None` only if this process has not used PyTorch's threads
     # itself.
@@ -137,7 +115,7 @@ def retrain(
 
 
 def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
-    """Train a run's federation without the clients ``names``, save the module, and return the path."""
+    """Train a run's federation without the clients ``names``. Return the path of the saved module."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
         members = tuple(client for client, name in enumerate(summary.clients) if name not in names)
@@ -157,7 +135,7 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
 
 
 def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
-    """Write the gain of a client that took no part, ``NAME=DATA``, and return the path."""
+    """Compute the gain of a new client, ``NAME=DATA``. Return the path of the CSV file."""
     name, _, given = joining.partition("=")
     if not (name and given):
         raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
@@ -202,7 +180,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
 
 def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the object that trains coalitions in child processes."""
+    """Return the trainer of coalitions in child processes."""
     jobs = jobs or (cores() if summary.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -214,7 +192,7 @@ def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return after how many seconds a training is ended, None without a record of the run's end."""
+    """Return the time limit of a training in seconds. None if the run has not ended."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
@@ -252,7 +230,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 @contextmanager
 def _workers_of(backend: str | None) -> Iterator[None]:
-    """Let the workers of a backend of joblib train within this context."""
+    """Train on the workers of a joblib backend within this context."""
     # Dask's scheduler is the one of its own configuration, such as DASK_SCHEDULER_ADDRESS, else one of this machine.
     if backend is None:
         yield
@@ -267,7 +245,6 @@ def _workers_of(backend: str | None) -> Iterator[None]:
 
 
 def _parser() -> ArgumentParser:
-    """Return the parser of ``flsv retrain``."""
     further = "Further arguments are those of flsv fit and override the run's configuration."
     parser = command_parser("flsv retrain", __doc__, further)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
@@ -277,35 +254,35 @@ def _parser() -> ArgumentParser:
         choices=get_args(Which),
         default="both",
         metavar="WHICH",
-        help=f"coalitions to train: {', '.join(get_args(Which))}; default: both; singles and leave-one-out only rank",
+        help=f"coalitions to train: {', '.join(get_args(Which))}. Default: both. singles and leave-one-out only rank",
     )
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
     parser.add_argument(
         "--metric",
-        help=f"score of a model: {performances}, or a value that the module logs; default: as in the run's metrics",
+        help=f"score of a model: {performances}, or a value that the module logs. Default: as in the run's metrics",
     )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument(
         "--judges",
         choices=get_args(Judges),
-        help="whose samples models are scored on: the server's, or those that all clients hold out; "
-        "default: as in the run",
+        help="whose samples models are scored on: the server's, or those that all clients hold out. "
+        "Default: as in the run",
     )
-    parser.add_argument("--rounds", type=from_1, help="rounds of each training; default: as in the run")
-    parser.add_argument("--seeds", type=from_1, help="trainings of each coalition, each with another seed; default: 3")
+    parser.add_argument("--rounds", type=from_1, help="rounds of each training. Default: as in the run")
+    parser.add_argument("--seeds", type=from_1, help="trainings of each coalition, each with another seed. Default: 3")
     parser.add_argument(
         "--participation",
         choices=get_args(Participation),
         default="drawn",
-        help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
+        help="with a sampler: each coalition draws cohorts of the run's size (default), or all its members train",
     )
-    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt; no values"
+    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt"
     parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
     joining = "a client that took no part, and its file or folder: what it would add to the others' model"
     parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
-    jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
+    jobs = "trainings at once, each in a process of its own. Default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
-    backend = "backend of joblib whose workers train, such as dask; default: processes of this machine"
+    backend = "joblib backend whose workers train, such as dask. Default: processes of this machine"
     parser.add_argument("--backend", metavar="NAME", help=backend)
     return parser
 

@@ -1,4 +1,4 @@
-"""Functions by which ``flsv retrain`` works on a run's federation in child processes."""
+"""Functions of ``flsv retrain`` that rebuild and train a run's federation in child processes."""
 # The command's own process runs none of the user's code, so that its forks are as good as fresh processes.
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from flsv.utilities.supervisor import ChildFailed, by_workers, supervise, superv
 
 @dataclass(frozen=True)
 class Question:
-    """Options of training and scoring coalitions, where None means as in the run."""
+    """Options of ``flsv retrain`` for training and scoring coalitions. None means as in the run."""
 
     metric: str | None
     mode: Any = None
@@ -62,19 +62,19 @@ class Question:
             raise ConfigurationError("metric='per_class_accuracy' has a number per class: use balanced_accuracy.")
 
     def answered_by(self, loop: FederatedLoop) -> Question:
-        """Return a copy with the measure and judges of the metrics of ``loop`` for None."""
+        """Return a copy in which options that are None are taken from the metrics of ``loop``."""
         metric, mode = (self.metric, self.mode) if self.metric is not None else performance_by(loop)
         return replace(self, metric=metric, mode=mode, judges=self.judges or _judges_of(loop))
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of all scores that are computed for each trained model."""
+        """Return the names of the scores that are computed for each trained model."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
         return CLASSIFICATION if together else (str(self.metric),)
 
     @property
     def measure(self) -> Measure:
-        """Return the performance measure of the scores in :attr:`names`, or these names themselves."""
+        """Return the performance measure that scores models, or the names of several, see :attr:`names`."""
         if self.names == CLASSIFICATION:
             return CLASSIFICATION
         measure: Any = performance_of("flsv retrain", str(self.metric), self.mode, "metric")
@@ -82,14 +82,14 @@ class Question:
 
     @property
     def file(self) -> str:
-        """Return the name of the file, in the run's folder, with the coalitions' utilities."""
+        """Return the name of the CSV file with the coalitions' utilities."""
         metric = "scores" if self.names == CLASSIFICATION else str(self.metric).replace("/", "-")
         return f"retrained_{'clients_' * (self.judges == 'clients')}{metric}.csv"
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a run's federation, which another process sends to the command."""
+    """Summary of a run's federation, sent to the command by a child process."""
 
     arguments: Sequence[str]
     seed: int
@@ -119,14 +119,14 @@ class RunSummary:
 
     @property
     def folder(self) -> Path:
-        """Return the temporary folder in which the trainings may write."""
+        """Return the temporary folder of the trainings."""
         return Path(self.arguments[1]).parent
 
 
 def summarize(
     run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool
 ) -> RunSummary:
-    """Build a run's federation in this process, check it, and summarize it."""
+    """Build a run's federation, check it, and return its summary."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
@@ -166,7 +166,7 @@ def summarize(
 
 
 def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Check that the clients and their samples are the same as in the run."""
+    """Raise ConfigurationError unless the clients and their samples are the run's."""
     before = record["clients"]
     if [*names] != before:
         found = [f"its clients are {', '.join(before)}, and these are {', '.join(names)}"]
@@ -180,14 +180,14 @@ def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names:
 
 
 def _changed_settings(run: Path, identity: Identity) -> list[str]:
-    """Return a text for each setting of ``identity``, except the number of rounds, that differs from the run's."""
+    """Describe each setting that differs from the run's, except the number of rounds."""
     before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return ``(performance, mode)`` as the arguments of a run's metrics; accuracy if none has a performance."""
+    """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
     for by in (found | loop.contribution_metrics.performances).values():
@@ -206,14 +206,13 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 
 def _judges_of(loop: FederatedLoop) -> Judges:
-    """Return who scored coalitions' models in a run: ``"clients"`` if the clients did so for all metrics, else
-    ``"server"``."""
+    """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
     found = {getattr(loop.metrics[name], "judges", "server") for name in loop.contribution_metrics.performances}
     return "clients" if found == {"clients"} else "server"
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint, or None with the reason why it cannot be compared."""
+    """Return the run's last checkpoint and None, or None and the reason why it cannot be compared."""
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     try:
@@ -233,7 +232,7 @@ def _majority(cli: FederatedCLI) -> float:
 
 
 def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
-    """Do a piece of work in a run's federation, built in this process."""
+    """Rebuild a run's federation, and do one piece of work in it, such as training a coalition."""
     torch.set_num_threads(threads)
     cli, question = make_run(summary.arguments, piece.seed), summary.question
     for name, given in summary.joining.items():
@@ -244,7 +243,7 @@ def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
 
 
 def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
-    """Run tasks in child processes, or by the backend of ``joblib.parallel_config``."""
+    """Run tasks in child processes or, if ``joblib.parallel_config`` names a backend, on its workers."""
     if by_workers():
         return supervise_by_joblib(tasks, jobs, limit_s)
     if why_not_fork() is None and not has_accelerator():  # a fork could not train there
@@ -261,7 +260,7 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def summarized_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[RunSummary]:
-    """Yield the summary from :func:`summarize`, run in another process, while :attr:`RunSummary.folder` exists."""
+    """Yield a run's summary, made by :func:`summarize` in a child process."""
     with saved_run(run, overrides) as (arguments, seed):
         task = partial(_answer_of, summarize, run, arguments, seed, question, which, bool(overrides))
         ((_, summary),) = in_children([(None, task)])

@@ -1,4 +1,4 @@
-"""Functions that build the trainer, module and data of a run of ``flsv fit`` again, from the run's folder."""
+"""Functions that rebuild the trainer, module and data of a run from its folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUIET = (
 
 @contextmanager
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
-    """Yield the arguments that build a run's parts again, valid within this context, and the run's seed."""
+    """Yield the arguments that rebuild a run, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
     with dealt_once(config, first, run) as file:
@@ -38,13 +38,16 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
 
 
 def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
-    """Build the trainer, module and data from the arguments that :func:`saved_run` yields, with the seed ``seed``."""
+    """Build the trainer, module and data from the arguments that :func:`saved_run` yields."""
     return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
 
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
-    """Yield arguments of a fit whose partition does not follow ``--seed_everything``: its open seeds are ``seed``."""
+    """Yield arguments of ``flsv fit`` that set all unset seeds of data and federation to ``seed``.
+
+    The clients' samples then do not depend on ``--seed_everything``.
+    """
     with own_folder(root) as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
@@ -54,7 +57,7 @@ def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[lis
 
 
 def _with_seed(config: Any, seed: int) -> Any:
-    """Return a configuration in which every seed that is None is replaced by ``seed``."""
+    """Replace every ``seed`` of a configuration that is None."""
     if isinstance(config, Mapping):
         return {k: seed if k == "seed" and held is None else _with_seed(held, seed) for k, held in config.items()}
     return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config

@@ -88,14 +88,14 @@ def value(
 
 
 def valuation_columns(found: Valuation) -> dict[str, Tensor]:
-    """Return the columns of the table and of the CSV file, ``{name: values [n]}``."""
+    """Return the columns of the valuation's table, ``{name: values [n]}``."""
     columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv value`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv value`` with the command-line arguments ``args``."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)

@@ -1,3 +1,1 @@
-"""The configuration of a federation, fixed before it starts, and the identity of a fit; nothing that changes during
-one.
-"""
+"""The configuration of a federation, and the identity of a fit. Both are fixed before it starts."""

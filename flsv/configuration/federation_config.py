@@ -1,4 +1,4 @@
-"""FederationConfig: the arguments of a federation in one frozen object, shared by all parts that read them."""
+"""FederationConfig: the checked arguments of a federation."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LocalEpochs = Count | dict[str, Count] | str
 
 
 class LocalWork(NamedTuple):
-    """A client's work in a round: a number of passes over its data, or else (0 passes) of optimizer steps."""
+    """Length of a client's local training in a round: ``epochs``, or optimizer ``steps`` if ``epochs`` is 0."""
 
     epochs: int
     steps: int = 0
 
     def lengths(self, batches: int, window: int) -> list[int]:
-        """Return the number of batches of each pass, if a whole one has ``batches`` and ``window`` make a step."""
+        """Return the number of batches of each epoch. A full epoch has ``batches``, an optimizer step ``window``."""
         if self.epochs:
             return [batches] * self.epochs
         passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
@@ -51,15 +51,14 @@ class LocalWork(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """Options of the evaluation of each client's own model on the client's own test split: in which rounds, and which
-    model.
+    """Options for evaluating each client's own model on the client's own test split.
 
     Args:
-        every: number of rounds from one evaluation to the next; there is also one after the last round. 0: no
-            evaluation.
-        models: ``"received"``, the client's next start point, or ``"trained"``, the model that it trained last (the
-            fine-tuned one).
-        keep_trained: whether the loop keeps the model that every client trained last. Default: only if ``models`` is
+        every: number of rounds from one evaluation to the next. 0: no evaluation. Otherwise the last round is
+            evaluated, too.
+        models: ``"received"``, the client's next initial model, or ``"trained"``, its most recently trained
+            (fine-tuned) model.
+        keep_trained: whether the loop keeps each client's most recently trained model. Default: only if ``models`` is
             ``"trained"``.
 
     Raises:
@@ -76,13 +75,13 @@ class ClientEvaluation:
 
     @property
     def keeps(self) -> bool:
-        """Return whether the loop keeps the models that clients trained last."""
+        """Return whether the loop keeps each client's most recently trained model."""
         return self.models == "trained" if self.keep_trained is None else self.keep_trained
 
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Arguments of a :class:`flsv.FederatedLoop` by their names, with defaults in place of None."""
+    """Checked arguments of a :class:`flsv.FederatedLoop`, with defaults in place of None."""
 
     aggregator: Aggregator
     metrics: Mapping[str, Metric]
@@ -134,16 +133,16 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """Return ``{role: strategy}`` of the strategies that are set."""
+        """Return the strategies that are set, ``{role: strategy}``, such as the aggregator."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     def client_weights(self, num_samples: Tensor) -> Tensor:
-        """Return the clients' weights ``[n]`` in the federation's average, from their numbers of samples ``[n]``."""
+        """Return the aggregation weights ``[n]`` of n clients: their numbers of samples, or ones."""
         uniform = getattr(self.aggregator, "weighting", "samples") == "uniform"
         return torch.ones_like(num_samples) if uniform else num_samples
 
     def check_clients(self, names: Sequence[str]) -> None:
-        """Check that the argument ``local_epochs`` names the federation's clients, if it names any."""
+        """Raise ConfigurationError if ``local_epochs`` names other clients than ``names``."""
         given = self.local_epochs
         if isinstance(given, dict) and (other := sorted(given.keys() ^ set(names))):
             raise ConfigurationError(
@@ -152,7 +151,7 @@ class FederationConfig:
             )
 
     def work_of(self, name: str) -> LocalWork:
-        """Return the work in a round of the client called ``name``."""
+        """Return the length of a client's local training in a round."""
         given = self.local_epochs
         if isinstance(given, str):
             return LocalWork(0, int(given.split()[0]))
@@ -189,7 +188,7 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
-        """Return the facts about the federation that strategies get before the first round."""
+        """Return the description of the federation that strategies get before the first round."""
         clients = range(data.num_clients)
         sizes = {
             split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
@@ -207,8 +206,7 @@ class FederationConfig:
 
     @property
     def private(self) -> bool:
-        """Return whether clients are private: whether nothing may leave them but what follows from a noised update and
-        public settings, see :class:`flsv.privacy.GaussianPrivacy`."""
+        """Return whether clients may send only noised updates, see :class:`flsv.privacy.GaussianPrivacy`."""
         return self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property
@@ -218,12 +216,12 @@ class FederationConfig:
 
     @property
     def head(self) -> str | None:
-        """Return the classifier head's name that a part gives, or None."""
+        """Return the classifier head that strategies, metrics or uploads name, or None."""
         return named_head(self.parts)
 
 
 def _checked_epochs(given: Any) -> Any:
-    """Return the argument ``local_epochs`` with clients' names as keys, which YAML may read as numbers."""
+    """Check the argument ``local_epochs``. Clients' names, which YAML may read as numbers, become texts."""
     if isinstance(given, Mapping) and given:
         owner = "FederatedLoop(local_epochs)"
         return {str(name): check_argument(owner, str(name), epochs, Count) for name, epochs in given.items()}
@@ -236,7 +234,7 @@ def _checked_epochs(given: Any) -> Any:
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that objects name in their argument ``head``, or None."""
+    """Return the classifier head that objects name in their attribute ``head``, or None."""
     named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
     if len(named) > 1:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())

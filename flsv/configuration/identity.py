@@ -1,7 +1,6 @@
-"""The identity of an experiment: everything that determines its numbers, as text and hashes.
+"""Identity: texts and hashes of everything that determines an experiment's results.
 
-Stored results (a resumable run, trained coalitions, runs of other seeds, scores) are used again only if the identity is
-the same.
+Stored results (a resumable run, trained coalitions, runs of other seeds, scores) are reused only for the same identity.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ FREE = {"max_epsilon", "workers", "server_lr"}
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings and samples on which the results of an experiment depend."""
+    """Settings, and hashes of samples, that determine an experiment's results."""
 
     settings: Mapping[str, str]
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """Return the settings and hashes as nested dictionaries of texts."""
+        """Return settings and hashes as nested dictionaries of texts."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
@@ -63,24 +62,24 @@ class Identity:
 
     @property
     def key(self) -> str:
-        """Return a hash of settings and samples, 12 hexadecimal digits."""
+        """Return a fingerprint of settings and samples, 12 hexadecimal digits."""
         return digest(self.plain()).hex()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Describe each setting, and the clients' samples, that differ from those of ``before``."""
+        """Describe each setting that differs from ``before``, and name the clients with other samples."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Describe each setting that differs from that of ``other``, by the template ``words``."""
+        """Describe each setting that differs from ``other`` by the template ``words``."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Name the clients, and perhaps the server, whose samples differ from those in ``other``."""
+        """Name the clients, and the server, if their samples differ from ``other``."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -88,7 +87,7 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """Return a loop's settings that determine its results, ``{option: text}``."""
+    """Describe a federation's arguments that determine its results, ``{option: text}``."""
     held = {role: getattr(config, role) for role in ROLES}
     held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
     held |= {"optimizer_state": config.optimizer_state, "share": config.share}
@@ -98,7 +97,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
-    """Return what must be the same when the fit is resumed."""
+    """Return the identity of a training run, from its settings and data. A resumed run must have the same."""
     facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
         facts["client_names"] = data.client_names  # in place of the shortened list
@@ -111,12 +110,12 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that compute the results, as settings."""
+    """Return ``{"version of ...": version}`` of flsv, torch and lightning."""
     return {f"version of {name}": version(name) for name in PACKAGES}
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{dotted name: text}`` of a resolved configuration of ``flsv fit``."""
+    """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
     settings = versions()
     for section in ("model", "data", "federation", "trainer"):
         for name, value in _leaves(config[section], section) if config.get(section) else ():
@@ -133,7 +132,7 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """Return a hash of the source files of a class and its bases, or of a function."""
+    """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
     kinds = made_by.__mro__ if isinstance(made_by, type) else [made_by]
     own = [kind for kind in kinds if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED]
     files = [inspect.getsourcefile(kind) for kind in own]
@@ -161,7 +160,7 @@ def described(value: Any, depth: int = 4) -> str:
 
 
 def _made_with(value: Any) -> set[str]:
-    """Name the attributes of an object that hold its constructor's arguments."""
+    """Return the names of the attributes that hold an object's constructor arguments."""
     names = {name for name in vars(value) if not name.startswith("_")}
     names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
@@ -170,7 +169,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Remove addresses in this process's memory from a text."""
+    """Remove memory addresses from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -179,7 +178,7 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
-    """Return ``{holder: hash}`` of samples and labels, with a client's id or ``"server"`` as holder."""
+    """Return hashes of samples and labels, ``{client's id or "server": hash}``."""
     contents = data.content_hashes()
     result = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
@@ -211,7 +210,7 @@ def _holder(name: str) -> str:
 def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """Return the run's hyper-parameters for loggers as a flat dictionary."""
+    """Return a run's hyper-parameters for loggers, as a flat dictionary."""
     result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
     result |= {"federation_seed": seed}
     result |= {} if config.share == "all" else {"share": described(config.share)}

@@ -72,8 +72,8 @@ class FederatedDataModule(FederationView):
             class 1. If labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
-            By default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
-            clients are named after their groups.
+            By default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, which
+            names clients after their groups if each client has one.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
             options as a dictionary. Means, deviations and categories are fitted on the clients' training rows only.
         splits: shares of the samples for validation and test sets of the server and the clients, see

@@ -226,11 +226,20 @@ def with_client(data: FederatedData, source: SourceData, name: str, loader: Load
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None) -> None:
-    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch."""
+    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if draws is not None:
-        samples = [draws.among(held["train"]).count for held in splits.clients]
+        own = [draws.among(held["train"]) for held in splits.clients]
+        samples = [each.count for each in own]
+        for client, each in enumerate(own):
+            # Without replacement, torch.multinomial would draw samples of weight 0 as well.
+            if int((each.weights > 0).sum()) < (1 if each.replacement else each.count):
+                called = client_called(client, splits.names, "Client")
+                raise ConfigurationError(
+                    f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
+                    f"loader, which draws {each.count} of them. Give more samples a weight, or replacement=True."
+                )
     if options["drop_last"] and min(samples) < size:
         called = client_called(samples.index(min(samples)), splits.names, "Client")
         raise ConfigurationError(

@@ -206,7 +206,7 @@ class GroupPartitioner(Partitioner):
 
     Args:
         num_clients: number of clients, at least 2. None: one client per group, in the order of the groups; the number
-            is then known only after the data have been read. Clients are named after their groups.
+            is then known only after the data have been read. Clients are named after their groups if each has one.
         seed: has no effect, because nothing here is random; every partitioner has this argument.
 
     Raises:

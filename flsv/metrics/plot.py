@@ -84,7 +84,7 @@ def plot_contributions(
         else:
             ax = ax or _new_axis(7.6, 3.8)
             _draw_lines(ax, values, [*map(label_text, client_labels(len(names), client_names))])
-        ax.set(ylabel=unit, ylim=limits)
+        ax.set(ylabel=unit, **({} if limits is None else {"ylim": limits}))
         ax.spines[["top", "right"]].set_visible(False)
     ax.set_title(label_text(name))
     return ax.figure, ax
@@ -115,9 +115,9 @@ def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
     """Draw a line for each of n clients, its values in r rounds ``rows [r, n]``, with a legend to the right."""
     from matplotlib.ticker import MaxNLocator
 
-    last = np.array([column[np.isfinite(column)][-1:].sum() for column in rows.T])
-    order = np.argsort(-last, kind="stable").tolist()
-    named = range(len(names)) if len(names) <= MOST_LINES else [*order[:ENDS], *order[-ENDS:]]
+    last = {client: column[np.isfinite(column)][-1:] for client, column in enumerate(rows.T)}
+    order = sorted((client for client in last if last[client].size), key=lambda client: -last[client][0])
+    named = range(len(names)) if len(names) <= MOST_LINES else [*order[:ENDS], *order[ENDS:][-ENDS:]]
     for client in {*order} - {*named}:
         ax.plot(range(1, len(rows) + 1), rows[:, client], color="0.72", linewidth=0.7)
     for place, client in enumerate(named):

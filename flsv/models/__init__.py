@@ -1,8 +1,8 @@
-"""Small networks from papers, and all timm and torchvision networks by name; no data, no round.
+"""Small networks from papers, and all timm and torchvision networks by name.
 
-Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits ``[B,
-num_classes]``, and has its head as its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel` are
-whole LightningModules, for numbers to predict and for running text.
+Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), and returns logits
+``[B, num_classes]``. Its head is its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel` are whole
+LightningModules, for regression and for running text.
 """
 
 from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small

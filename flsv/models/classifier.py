@@ -1,6 +1,6 @@
-"""Ready-made LightningModule around any classifier, configurable by YAML, and its base class.
+"""ClassifierClient, a ready-made LightningModule around any classifier, and its base class.
 
-These are ordinary modules that can also be trained alone; the federated loop treats them like a user's own module.
+Both can also be trained alone. In a federation they are treated like a user's own module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """Return the data module of the module's trainer, or None."""
+    """Return the data module of the module's trainer, or None without a trainer."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
@@ -32,7 +32,7 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Return N / (M N_c) for each of M classes, float32 ``[M]``, or 1 if N_c is 0."""
+    """Compute balanced class weights N / (M N_c), float32 ``[M]``. The weight is 1 if a class has no samples."""
     counts = getattr(datamodule, "known_class_counts", None)
     if counts is None or counts.shape[1] != num_classes:
         raise ConfigurationError(
@@ -44,7 +44,7 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made LightningModules."""
+    """Base class of ready-made LightningModules, with validation, test and optimizer."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None
@@ -57,7 +57,7 @@ class ReadyClient(L.LightningModule):
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of all parameters and, if there is one, the scheduler."""
+        """Return the optimizer of all parameters and, if configured, the scheduler."""
         optimizer = self._make_optimizer(self.parameters())
         if self._make_scheduler is None:
             return optimizer
@@ -72,7 +72,7 @@ class ReadyClient(L.LightningModule):
 
 
 class NotBuilt(nn.Module):
-    """Placeholder for the network until classes and input shape are known."""
+    """Placeholder for a network until classes and input shape are known."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
@@ -82,28 +82,28 @@ class NotBuilt(nn.Module):
 
 
 class ClassifierClient(ReadyClient):
-    """LightningModule for classification: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
+    """LightningModule that trains any classifier with cross-entropy.
 
     Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
-    nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples),
+    nothing. Validation logs, once an epoch and over all dataloaders, ``val_loss``, ``val_accuracy`` (share of samples),
     ``val_balanced_accuracy`` (mean recall over the classes that occur) and, for up to 100 classes, ``val_auroc`` (of
-    each class against the other classes, averaged over the classes that occur), or ``test_...``, over all dataloaders.
+    each class against the other classes, averaged over the classes that occur). The test logs the same as ``test_...``.
     The logged loss includes label smoothing and class weights, as in training. ``predict_step`` returns probabilities
     ``[B, M]`` in single precision or better.
 
-    The network is built at construction if its name, number of classes and input shape are known, otherwise in
-    ``configure_model``, that is after the data module's ``setup`` and before a checkpoint is restored. Number of
-    classes and input shape are saved with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)``
-    needs no data module. Optimizer and scheduler are saved if they come from YAML, but not if they are Python
-    callables. A network object is not saved: use ``load_from_checkpoint(path, network=...)``.
+    The network is built at construction if its name, number of classes and input shape are known. Otherwise it is built
+    in ``configure_model``, after the data module's ``setup`` and before a checkpoint is restored. Number of classes and
+    input shape are saved with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data
+    module. Optimizer and scheduler are saved if they come from YAML, but not if they are Python callables. A network
+    object is not saved: use ``load_from_checkpoint(path, network=...)``.
 
     Args:
         network: name of a network for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
         network_args: options of the network if it is given by name.
         num_classes: number of classes M. None: the data module's ``num_classes``.
         input_shape: shape of one sample without the batch. None: the data module's ``input_shape``.
-        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``; set
-            the learning rate there, otherwise it is 0.01, whatever the optimizer.
+        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``. Set
+            the learning rate there. Otherwise it is 0.01 for every optimizer.
         scheduler: function that returns a learning-rate scheduler of the optimizer. None: constant learning rate.
             ``ReduceLROnPlateau`` monitors ``val_loss``, or the value that its option ``monitor`` names.
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` (every round in a federation) or after
@@ -175,8 +175,7 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, self._input_shape)
 
     def configure_model(self) -> None:
-        """Build the network if it is not built yet, and check that classes and input shape are those of the data
-        module."""
+        """Build the network, and check that classes and input shape are those of the data module."""
         datamodule = datamodule_of(self)
         if (missing := getattr(datamodule, "no_classes", None)) is not None:
             raise need_classes("ClassifierClient learns classes", missing, "train a LightningModule of your own")
@@ -196,7 +195,7 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build the network and the scores, or check the output of a network that exists."""
+        """Build the network, or check an existing one's output, and create the scores."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         if isinstance(self.network, NotBuilt):
             assert input_shape is not None
@@ -246,7 +245,7 @@ class ClassifierClient(ReadyClient):
         self._log_scores("test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Return class probabilities ``[B, M]`` for a batch; labels in the batch, if any, are ignored."""
+        """Return class probabilities ``[B, M]`` for a batch, whose labels, if any, are ignored."""
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
         return _at_least_single(self(x)).softmax(dim=1)
 
@@ -273,7 +272,10 @@ class ClassifierClient(ReadyClient):
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of an attribute that the model, the data module or both have, or None."""
+    """Return ``mine``, or the data module's attribute ``name`` if ``mine`` is None.
+
+    Raise ConfigurationError if both are known and differ.
+    """
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
@@ -286,5 +288,5 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Convert half-precision logits, since log-sum-exp in bfloat16 errs in the second digit."""
+    """Convert half-precision logits to float32, since log-sum-exp in bfloat16 errs in the second digit."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -1,4 +1,4 @@
-"""Convolutional networks from papers: convolutions with 2x2 max-pooling, then linear layers; and a ResNet."""
+"""Convolutional networks from papers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: b
 
 
 class ConvNet(nn.Module):
-    """Base class of the networks of this module: convolutions, then a classifier."""
+    """Base class of image classifiers: convolutions, then a classifier of their flattened output."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class LeNet5(ConvNet):
     """LeNet-5 and smaller variants: two 5x5 convolutions, then fully connected layers.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86(11), 1998.
-    In today's usual form: ReLU and max-pooling instead of scaled tanh and trainable subsampling, every map of
-    the second convolution connected to every map of the first, and a linear layer with softmax instead of RBF units.
+    This is today's usual form: ReLU and max-pooling replace scaled tanh and trainable subsampling, every map of the
+    second convolution is connected to every map of the first, and a linear layer with softmax replaces RBF units.
 
     For (1, 28, 28) and 10 classes, 44,426 parameters:
 
@@ -65,7 +65,7 @@ class LeNet5(ConvNet):
 
     Args:
         num_classes: number of classes M, at least 2.
-        input_shape: (channels, height, width) of one image; at least 16x16 without padding, 4x4 with ``padding=2``.
+        input_shape: (channels, height, width) of one image, at least 16x16 without padding, 4x4 with ``padding=2``.
         channels: output channels of each convolution, at least one.
         hidden: widths of the fully connected layers before the classifier.
         padding: zeros added on every side by both convolutions.
@@ -98,13 +98,13 @@ class LeNet5(ConvNet):
 
 @checked
 class McMahanCNN(ConvNet):
-    """Two padded 5x5 convolutions and one wide fully connected layer: the CNN of the paper that introduced FedAvg.
+    """The CNN of the FedAvg paper: two padded 5x5 convolutions and one wide fully connected layer.
 
     McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", AISTATS 2017, sec. 3: "A CNN with two 5x5 convolution layers (the first with 32 channels, the
     second with 64, each followed with 2x2 max pooling), a fully connected layer with 512 units and ReLu activation, and
-    a final softmax output layer (1,663,370 total parameters)." That number holds for padded convolutions only; the
-    activation after the convolutions, which the paper leaves out, is ReLU here. pFedSV (Wu et al.) uses the same
+    a final softmax output layer (1,663,370 total parameters)." That number holds for padded convolutions only. The
+    paper does not name the activation after the convolutions, which is ReLU here. pFedSV (Wu et al.) uses the same
     network on all its data sets.
 
     For (1, 28, 28) and 10 classes, 1,663,370 parameters:
@@ -146,9 +146,9 @@ class ShapFedCNN(ConvNet):
 
     Tastan, Fares, Aremu, Horváth, Nandakumar, "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI
     2024, sec. 5.2: "a custom CNN architecture with three convolution layers followed by three fully connected layers.
-    All the layers (except the last) are followed by ReLU activation." Widths, kernels and pooling are given neither
-    there nor in the authors' published code. The choice here is the plainest one: padded 3x3 convolutions that double
-    their channels while a 2x2 max-pooling halves the image, and LeNet-5's fully connected layers.
+    All the layers (except the last) are followed by ReLU activation." Neither the paper nor the authors' published code
+    gives widths, kernels and pooling. The choice here is the plainest one: padded 3x3 convolutions that double the
+    channels, 2x2 max-pooling after each, and LeNet-5's fully connected layers.
 
     For (1, 28, 28) and 2 classes, 102,870 parameters:
 
@@ -195,12 +195,11 @@ class ShapFedCNN(ConvNet):
 
 @checked
 class ShapleyFLFashionCNN(ConvNet):
-    """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalization, and the classifier.
+    """ShapleyFL's network for Fashion-MNIST: two padded 5x5 convolutions with batch normalization.
 
     Sun, Xiong, Li, Liu, Zhang, Liu, Qin, Ren, "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023.
-    Paper and appendix name the network (Table 3) and say only "the CNN network is adopted as the central model"; the
-    layers are those of the authors' published code. That code ends in log-softmax; here the network returns logits, as
-    all networks of flsv, and their cross-entropy is the same loss.
+    The paper does not describe the layers of its "FMNIST-CNN" (Table 3), so they are those of the authors' published
+    code. That code ends in log-softmax. Here the network returns logits, and their cross-entropy is the same loss.
 
     For (1, 28, 28) and 10 classes, 29,034 parameters:
 
@@ -235,7 +234,7 @@ class ShapleyFLFashionCNN(ConvNet):
 
 @checked
 class ShapleyFLCifarCNN(ConvNet):
-    """ShapleyFL's CIFAR-CNN: two padded 3x3 convolutions and two fully connected layers with dropout.
+    """ShapleyFL's network for CIFAR-10: two padded 3x3 convolutions and two linear layers with dropout.
 
     The layers are those of the authors' published code, as for :class:`ShapleyFLFashionCNN`.
 
@@ -274,12 +273,12 @@ class ShapleyFLCifarCNN(ConvNet):
 
 @checked
 def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
-    """Build torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
+    """Build torchvision's ResNet-34 for small images, with a 3x3 stride-1 stem and no max-pooling.
 
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. ShapFed (Tastan et al.,
     IJCAI 2024, sec. 5.2) uses "the ResNet-34 architecture" for CIFAR-10. The original stem would shrink a 32x32 image
-    to 8x8 before the first block; the authors' published code replaces it by a 3x3 convolution of stride 1 without
-    max-pooling, and so does this function.
+    to 8x8 before the first block. As in the authors' published code, a 3x3 convolution of stride 1 without max-pooling
+    replaces it.
 
     For (3, 32, 32) and 10 classes, 21,282,122 parameters and 17,024 running statistics:
 
@@ -295,11 +294,11 @@ def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) 
     linear                              10          5,130
     ==================================  ==========  ===============
 
-    Weights start as in torchvision (He et al., fan-out), the new stem included.
+    Weights start as in torchvision (He et al., fan-out), the new stem included. The head is ``fc``.
 
     Args:
         num_classes: number of classes M, at least 2.
-        input_shape: (channels, height, width) of one image, of any size; ShapFed has 32x32.
+        input_shape: (channels, height, width) of one image, of any size. ShapFed has 32x32.
 
     Raises:
         ConfigurationError: there are fewer than two classes, or the shape is not that of an image.

@@ -1,4 +1,4 @@
-"""Networks by name: those of papers in flsv, and those of timm and torchvision."""
+"""build_network: builds flsv's, timm's and torchvision's networks by name."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 @checked
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
-    """Build a classifier by name: one of :data:`NETWORKS`, a network of torchvision, or one of timm.
+    """Build a classifier by its name in :data:`NETWORKS`, torchvision or timm.
 
     Args:
         name: name of the network, such as ``"lenet5"``, ``"torchvision:resnet18"``, ``"resnet18.a1_in1k"`` or
             ``"timm:vit_tiny_patch16_224"``. A name without a prefix that is not in :data:`NETWORKS` is timm's.
-        num_classes: number of classes M, at least 2; the network returns logits ``[B, M]``.
+        num_classes: number of classes M, at least 2. The network returns logits ``[B, M]``.
         input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks accept any number of
             channels C (their ``in_chans``), torchvision's only 3.
         kwargs: options of the network. ``pretrained=True`` downloads weights for a timm network, whose head is replaced
@@ -50,11 +50,12 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     if name in NETWORKS:
         return NETWORKS[name](num_classes=num_classes, input_shape=input_shape, **kwargs)
     own = f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+    bare = name.removeprefix("torchvision:").removeprefix("timm:")
     if name.startswith("torchvision:"):
         import torchvision.models
 
         library: Any = torchvision.models
-        known, options = library.list_models(module=library), kwargs
+        known, make = bare in library.list_models(module=library), library.get_model
     else:
         try:
             import timm as library
@@ -62,12 +63,14 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
             raise ConfigurationError(
                 f"Network {name!r} is looked for in timm, which is not installed: pip install timm. {own}."
             ) from error
-        known, options = library.list_models(), {"in_chans": image_shape(name, input_shape)[0], **kwargs}
-    bare = name.removeprefix("torchvision:").removeprefix("timm:")
-    # timm loads names with a tag (resnet18.a1_in1k), and those with a prefix of their own from a hub or a folder.
-    if bare.partition(".")[0] not in known and ":" not in bare:
+        # Names with a prefix of their own are loaded from a hub or a folder.
+        known, make = library.is_model(bare) or ":" in bare, library.create_model
+    if not known:
         raise ConfigurationError(f"Unknown network {name!r}. {own}, and others are timm's.")
-    make = library.get_model if name.startswith("torchvision:") else library.create_model
-    network = make(bare, num_classes=num_classes, **options)
+    if not name.startswith("torchvision:"):
+        kwargs = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
+    elif bare in ("googlenet", "inception_v3"):  # their auxiliary classifiers make the output in training a tuple
+        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
+    network = make(bare, num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)
     return network

@@ -1,6 +1,4 @@
-"""Networks of linear layers (softmax regression and multi-layer perceptron for samples of any shape, fastText), checks
-of shapes, and stacks of linear layers.
-"""
+"""Softmax regression, multi-layer perceptron and fastText, and functions that check shapes."""
 
 from __future__ import annotations
 
@@ -41,7 +39,10 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Return height times width of the output of stride-1 convolutions with 2x2 max-pooling."""
+    """Return height times width of the output of convolutions with 2x2 max-pooling.
+
+    ``layers`` are the ``(kernel, padding)`` of each stride-1 convolution.
+    """
 
     def after(side: int) -> int:
         for kernel, padding in layers:
@@ -60,7 +61,7 @@ def pooled_positions(
 
 
 def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
-    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples."""
+    """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     modes = {module: module.training for module in network.modules()}
@@ -86,7 +87,7 @@ def check_output(network: nn.Module, name: str, num_classes: int, input_shape: S
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Build linear layers with ReLU between them, and with dropout before each."""
+    """Build linear layers of these widths, with ReLU between them and dropout before each."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Dropout(dropout)] if dropout else []
@@ -109,7 +110,7 @@ class SoftmaxRegression(nn.Module):
 
     Args:
         num_classes: number of classes M, at least 2.
-        input_shape: shape of one sample without the batch; (C, H, W) for images, (D,) for rows of a table.
+        input_shape: shape of one sample without the batch: (C, H, W) for images, (D,) for rows of a table.
 
     Raises:
         ConfigurationError: there are fewer than two classes, or the shape is invalid.
@@ -131,7 +132,7 @@ class SoftmaxRegression(nn.Module):
 
 @checked
 class MLP(nn.Module):
-    """Multi-layer perceptron with ReLU; the default is the "2NN" of McMahan et al.
+    """Multi-layer perceptron with ReLU, by default the "2NN" of McMahan et al.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, sec. 3:
     "a simple multilayer-perceptron with 2-hidden layers with 200 units each using ReLu activations (199,210 total
@@ -148,7 +149,7 @@ class MLP(nn.Module):
 
     Args:
         num_classes: number of classes M, at least 2.
-        input_shape: shape of one sample without the batch; (C, H, W) for images, (D,) for rows of a table.
+        input_shape: shape of one sample without the batch: (C, H, W) for images, (D,) for rows of a table.
         hidden: width of each hidden layer, or empty for softmax regression.
 
     Raises:
@@ -172,12 +173,11 @@ class MLP(nn.Module):
 
 @checked
 class FastText(nn.Module):
-    """fastText: a linear layer on the mean of a text's word vectors. Texts are hashed words
-    (:class:`flsv.data.TextData`).
+    """fastText: a linear layer on the mean of a text's word vectors.
 
-    Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL 2017, section 2. In the
-    paper, n-grams are hashed and words have a vocabulary; here words are hashed, and there are no n-grams. The softmax
-    is not hierarchical.
+    A text is given as the hashes of its words (:class:`flsv.data.TextData`). Joulin, Grave, Bojanowski, Mikolov, "Bag
+    of Tricks for Efficient Text Classification", EACL 2017, section 2. In the paper, n-grams are hashed and words have
+    a vocabulary. Here words are hashed, there are no n-grams, and the softmax is not hierarchical.
 
     ==========  ==============  ===================
     layer       output          parameters
@@ -187,8 +187,8 @@ class FastText(nn.Module):
     linear      M               width M + M
     ==========  ==============  ===================
 
-    A word with the hash h has the vector number 1 + h mod (buckets - 1), so several words may share a vector. The mean
-    is over the words of a text: zeros are padding, and a text without words has the zero vector.
+    A word with the hash h has the vector 1 + h mod (buckets - 1), so several words may share a vector. Zeros are
+    padding, and do not count in the mean. A text without words has the zero vector.
 
     Args:
         num_classes: number of classes M, at least 2.

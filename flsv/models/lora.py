@@ -1,4 +1,4 @@
-"""LoRA adapters in a federation: a frozen network with small trained matrices, which the clients send.
+"""LoRA adapters: a frozen network with small trained matrices, which the clients send.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: the weight W of a layer is frozen, and
 (alpha / r) B A is added to it, where r is the rank, A ``[r, in]`` starts at random and B ``[out, r]`` starts at zero.
@@ -8,8 +8,7 @@ Averaging the matrices of the clients i with weights w_i separately gives (sum_i
 from the average of the clients' changes, sum_i w_i B_i A_i. If all clients have the same A, which is never trained, the
 two are equal for all weights: FFA-LoRA (Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR
 2024). This is the default here, so that averages, coalitions and contributions are exact, and half as much is sent.
-Another exact method, FedEx-LoRA (Singhal et al., ACL 2025), adds the difference to W, which then has to be sent; it is
-not offered.
+FedEx-LoRA (Singhal et al., ACL 2025), which adds the difference to W and has to send W, is not offered.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def freeze_a(module: nn.Module) -> int:
-    """Freeze the matrix A of each LoRA layer of a module, which ``peft`` names ``lora_A`` or ``lora_embedding_A``."""
+    """Freeze the matrix A of each LoRA layer of a module. Return the number of these matrices."""
     found = [
         parameter
         for name, parameter in module.named_parameters()
@@ -41,7 +40,10 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
-    """Insert LoRA layers of ``peft`` into a network, in place, and freeze all other parameters."""
+    """Insert LoRA layers into a network, in place, and freeze all other parameters.
+
+    ``kwargs`` are further arguments of ``peft.LoraConfig``.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -55,18 +57,18 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
 
 
 class LoRAClient(ClassifierClient):
-    """:class:`flsv.ClassifierClient` whose network is frozen except for LoRA layers and its classifier head.
+    """Classifier with a frozen network, of which only LoRA layers and the head are trained.
 
-    With ``FederatedLoop(share="trainable")`` only the LoRA layers and the head are sent. The frozen network must be the
-    same at all clients before the first round and does not count as traffic: it is pretrained (``network_args:
-    {pretrained: true}``), or its weights follow from the seed.
+    It is a :class:`flsv.ClassifierClient`. With ``FederatedLoop(share="trainable")`` only the LoRA layers and the head
+    are sent. The frozen network must be the same at all clients before the first round, and is not counted as sent: it
+    is pretrained (``network_args: {pretrained: true}``), or its weights follow from the seed.
 
     Args:
         rank: rank r of the matrices A and B.
         alpha: scale of the adapters: (alpha / r) B A is added to a layer's weight.
-        targets: layers to adapt, see :func:`add_lora`; the head is trained as a whole and has no adapter.
-        exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes;
-            if False, A and B are both trained, and averaged separately.
+        targets: names of the layers to adapt, or ``"all-linear"``. The head is trained as a whole and has no adapter.
+        exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes.
+            Otherwise A and B are both trained, and averaged separately.
         kwargs: arguments of :class:`flsv.ClassifierClient`.
 
     Raises:

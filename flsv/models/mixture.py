@@ -1,4 +1,4 @@
-"""Client for FedEM: a mixture of networks with the client's own mixture weights.
+"""MixtureClient: a mixture of networks with each client's own mixture weights, for FedEM.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The
 personalizer :class:`flsv.personalization.FedEM` keeps the mixture weights at their client: ``configs/fedem.yaml``.
@@ -26,8 +26,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Mixture(nn.Module):
-    """Mixture of networks with weights pi_k; the logits ``[B, M]`` are the logarithm of sum_k pi_k
-    softmax(component_k(x))."""
+    """Mixture of networks with weights pi_k.
+
+    The logits ``[B, M]`` are the logarithm of sum_k pi_k softmax(component_k(x)).
+    """
 
     responsibility: Tensor
 
@@ -53,7 +55,9 @@ class Mixture(nn.Module):
 
 
 class MixtureClient(ClassifierClient):
-    """:class:`flsv.ClassifierClient` with a mixture of networks of one kind, each with its own random initial weights.
+    """Classifier with a mixture of networks of one kind, each with its own random initial weights.
+
+    It is a :class:`flsv.ClassifierClient`.
 
     Args:
         num_components: number of networks, at least 1.
@@ -75,8 +79,7 @@ class MixtureClient(ClassifierClient):
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of the mixture, a scalar; add the batch's responsibilities to the mixture's
-        buffer."""
+        """Return the mean cross-entropy of the mixture, and add up the batch's responsibilities."""
         x, y = batch
         assert isinstance(self.network, Mixture)
         joint = self.network.joint(x)

@@ -1,4 +1,4 @@
-"""LightningModules for other tasks than classification: a number per sample, and running text."""
+"""LightningModules for regression and for running text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RegressorClient(ReadyClient):
-    """LightningModule for regression: a linear model or multi-layer perceptron, squared error, optimizer and scheduler.
+    """LightningModule for regression by a linear model or multi-layer perceptron.
 
-    Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error; validation and test
-    log ``val_loss`` (the mean squared error) and ``val_mae`` (the mean absolute error, in the target's unit), or
-    ``test_...``. ``predict_step`` returns predictions ``[B]``.
+    Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error. Validation logs
+    ``val_loss`` (the mean squared error) and ``val_mae`` (the mean absolute error, in the target's unit). The test logs
+    the same as ``test_...``. ``predict_step`` returns predictions ``[B]``.
 
-    The network is built at construction if ``input_shape`` is given, otherwise in ``configure_model`` from the data
-    module's ``input_shape``. The shape is saved with the hyper-parameters, so ``load_from_checkpoint(path)`` needs no
-    data module. Optimizer and scheduler are not saved.
+    The network is built at construction if ``input_shape`` is given. Otherwise it is built in ``configure_model`` from
+    the data module's ``input_shape``. The shape is saved with the hyper-parameters, so ``load_from_checkpoint(path)``
+    needs no data module. Optimizer and scheduler are not saved.
 
     Args:
         hidden: width of each hidden layer, or empty for linear regression.
@@ -62,7 +62,7 @@ class RegressorClient(ReadyClient):
             self._build(input_shape)
 
     def configure_model(self) -> None:
-        """Build the network if it is not built yet, and check that its input shape is that of the data module."""
+        """Build the network, and check that the input shape is that of the data module."""
         mine = self.hparams["input_shape"]
         shape = agreed("input_shape", None if mine is None else tuple(mine), datamodule_of(self))
         if shape is None:
@@ -88,7 +88,7 @@ class RegressorClient(ReadyClient):
         return F.mse_loss(*self._compared(batch))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Return predictions ``[B]`` for a batch; targets in the batch, if any, are ignored."""
+        """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -107,24 +107,24 @@ class RegressorClient(ReadyClient):
 
 
 class CharacterModel(ReadyClient):
-    """Language model of characters for :class:`flsv.data.CharacterData`: embedding, gated recurrent units, linear
-    layer.
+    """LightningModule of a character-level language model: embedding, gated recurrent units, linear layer.
 
-    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section
-    3: "The model takes a series of characters as input and embeds each of these into a learned 8 dimensional space. The
-    embedded characters are then processed through 2 LSTM layers, each with 256 nodes. Finally the output of the second
-    LSTM layer is sent to a softmax output layer with one node per character." Here the units are gated recurrent units,
-    the sizes are arguments, and characters are bytes of UTF-8.
+    Its data are :class:`flsv.data.CharacterData`. McMahan et al., "Communication-Efficient Learning of Deep Networks
+    from Decentralized Data", AISTATS 2017, section 3: "The model takes a series of characters as input and embeds each
+    of these into a learned 8 dimensional space. The embedded characters are then processed through 2 LSTM layers, each
+    with 256 nodes. Finally the output of the second LSTM layer is sent to a softmax output layer with one node per
+    character." Here the units are gated recurrent units, the sizes are arguments, and characters are bytes of UTF-8.
 
     Batches are ``(characters int64 [B, L + 1],)``: the first L characters predict the last L. ``training_step`` returns
-    the mean cross-entropy per character in nats; validation and test log it as ``val_loss``, in bits as
-    ``val_bits_per_character``, and ``val_accuracy``, the share of characters predicted correctly, or ``test_...``.
+    the mean cross-entropy per character in nats. Validation logs it as ``val_loss``, and in bits as
+    ``val_bits_per_character``. It also logs ``val_accuracy``, the share of characters predicted correctly. The test
+    logs the same as ``test_...``.
 
     Args:
         width: length of the vector that embeds a character.
         hidden: number of units of a recurrent layer.
         layers: number of recurrent layers.
-        characters: number of different characters; 256 for bytes.
+        characters: number of different characters, 256 for bytes.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
         scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch. None:
             constant learning rate.

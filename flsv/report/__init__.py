@@ -1,5 +1,4 @@
-"""Reports of finished runs, read from the runs' folders: values as tables, and an HTML page with shares of a budget.
-Nothing in this package runs within a fit."""
+"""Reports of runs: values as tables, and an HTML page with shares of a budget."""
 
 from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run

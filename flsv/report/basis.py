@@ -1,4 +1,4 @@
-"""The values that a page is about: one value per client, by which clients are ordered and paid."""
+"""Basis: the values, one per client, by which a report orders and pays clients."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Basis:
     #: `[n]`, the lower ends of the values' intervals. For values of one seed from metrics that train no coalitions, all
     #: are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
     low: Sequence[float]
-    #: `[n]`, the upper ends of the intervals; NaN where `low` is NaN.
+    #: `[n]`, the upper ends of the intervals. NaN where `low` is NaN.
     high: Sequence[float]
     #: The name in `run.json` and `retrained.csv` of the performance whose change the values distribute among the
-    #: clients; "" if there is none.
+    #: clients, or "" if there is none.
     by: str = ""
     #: The number of seeds over which the values are averaged.
     seeds: int = 1
@@ -53,14 +53,17 @@ class Basis:
 
     @property
     def fitness(self) -> str:
-        """Return a text on whether the values are suitable as a basis for payment."""
+        """Describe whether the values are suitable as a basis for payment."""
         if self.against:
             return " ".join([WORDS["not_payable"], *self.against.values()])
         return str(WORDS["payable"].format(self.seeds))
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """Return the values by which a budget is shared out: ``by``, or the only choice; raise if there is none."""
+    """Return the values by which to share a budget out: those named ``by``, or the only suitable ones.
+
+    Raise ConfigurationError if no values or several are suitable.
+    """
     if "of_rounds" in run.record:
         raise ConfigurationError(
             f"{run.folder} has values of single rounds, which {run.record['of_rounds']} ran. They are no basis for "
@@ -81,7 +84,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values to share out by: ``by``, or else the only name in ``suitable``."""
+    """Return the name of the values to share out by: ``by``, or the only name in ``suitable``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -96,8 +99,7 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[s
 
 
 def basis_shown(run: Run) -> Basis | None:
-    """Return the values of a page without a budget: by retraining, else by the most suitable metric, or None without
-    any."""
+    """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
@@ -107,14 +109,13 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the metrics by which a budget could be shared out: no costs, and no metrics of pairs of clients."""
+    """Return the metrics by which a budget could be shared out. Costs and values of pairs of clients are excluded."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """Return a metric's values as a basis: those of the run or, if ``flsv repeat`` made it, the means over all its
-    runs."""
+    """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
     about, values = run.about(metric), run.final(metric)
     trained, by = about["class"] == "ShadowShapley", run.record.get("paid_in", {}).get(metric, {}).get("by", "")
@@ -167,8 +168,7 @@ def _retrained(run: Run) -> Basis:
 
 
 def against_retrained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return all that speaks against values by retraining as a basis for payment; ``rows`` are those of
-    ``retrained.csv``."""
+    """Return the reasons against values by retraining as a basis for payment, from the rows of ``retrained.csv``."""
     first = rows[0]
     against = {
         "ranking": first.get("trainings") in RANKING_ONLY,
@@ -181,19 +181,18 @@ def against_retrained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _sentences(against: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sentences whose condition, or text to insert, is not empty."""
+    """Return the sentences whose condition, or inserted text, is not empty."""
     return {name: WORDS["against"][name].format(what) for name, what in against.items() if what}
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """Return a text about the trainings from which values by retraining come: which coalitions, with which seeds, for
-    how many rounds, and with which changed settings."""
+    """Describe the training runs behind values by retraining: coalitions, seeds, rounds and changed settings."""
     parts = [*_seeds_and_rounds(row["seeds"].split(), [row["rounds"]], planned), row.get("changed")]
     return ", ".join(filter(None, [WORDS["trainings"].get(row.get("trainings")), *parts]))
 
 
 def _seeds_and_rounds(seeds: Sequence[str], rounds: Sequence[float], planned: int | None) -> list[str]:
-    """Return texts such as "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
+    """Describe seeds and rounds, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
     return [*([f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"] if seeds else ()), f"{had}{of} rounds"]

@@ -1,4 +1,4 @@
-r"""How much of a payment would go to other partners: with other seeds, or by another score.
+r"""Functions that estimate how much of a payment depends on the seeds or on the score.
 
 Let each of the S seeds be left out in turn: :math:`p_i^{(-k)}` is client i's share of the payment without seed k. The
 jackknife standard error of the share is
@@ -8,10 +8,10 @@ jackknife standard error of the share is
 (Efron, Stein, "The jackknife estimate of variance", Annals of Statistics 1981). The shares by S other seeds differ from
 these by normal errors of variance :math:`2 e_i^2`, whose mean absolute value is :math:`2 e_i / \sqrt\pi`. Half the sum
 of these over the clients is the fraction of the payment that goes to other clients. Standard deviations estimated from
-few seeds are too small on average, by the factor :math:`c_4(S)` known from quality control; the sum is divided by it.
+few seeds are too small on average, so the sum is divided by the factor :math:`c_4(S)` known from quality control.
 
-On the 28 federations of ``flsv.benchmark`` with five seeds, payments by two seeds and by two others differ by 4.2 %;
-the estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over the federations.
+On the 28 federations of ``flsv.benchmark`` with five seeds, payments by two seeds and by two others differ by 4.2 %.
+The estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over the federations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 
 def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
-    """Estimate the fraction of a payment that S other seeds would move, from the shares ``[S, n]`` without each seed.
+    """Estimate the fraction of a payment that S other seeds would give to other clients.
+
+    ``without [S, n]`` are the shares computed without each of the S seeds.
 
     Example:
         >>> round(moved_by_seeds([[0.52, 0.48], [0.48, 0.52], [0.50, 0.50]]), 3)
@@ -44,7 +46,7 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
 
 
 def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
-    """Estimate the fraction of a payment that other seeds would give to other clients, or NaN if it is not known."""
+    """Estimate the fraction of a payment that other seeds would give to other clients. NaN if it is not known."""
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
@@ -57,7 +59,7 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return ``{score: fraction of a payment by retraining that this score gives to other clients}``."""
+    """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
@@ -68,7 +70,7 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
 
 
 def moved(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the fraction of a payment that goes to other clients by shares ``other [n]`` instead of ``one [n]``.
+    """Compute the fraction of a payment by which two vectors of shares ``[n]`` differ.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)

@@ -1,4 +1,4 @@
-"""The HTML of a page: tables, whose cells may be bars or colored, and the template that lays them out."""
+"""Functions that make the report's HTML: tables, heatmaps, bars, and the page from its template."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _templates.filters |= {"titled": titled, "percent": percent, "short": shortened_
 
 
 class Cell(NamedTuple):
-    """A cell that has more than a text: CSS, and a text that is shown when one points at it."""
+    """A table cell with a text, CSS, and a text shown on hover."""
 
     text: str
     style: str = ""
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page; ``css`` are the names of its CSS classes."""
+    """A table of a page. ``css`` are the names of its CSS classes."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
@@ -47,7 +47,7 @@ class Table:
     css: str = ""
 
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
-        """Yield head and rows of as few tables as are needed, of about equal width."""
+        """Split a wide table into few narrower ones, and yield the head and rows of each."""
         count, widest = len(self.head) - 1, WIDEST_NARROW if "narrow" in self.css else WIDEST
         size = math.ceil(count / max(1, math.ceil(count / widest))) or 1
         for first in range(1, count + 1, size):
@@ -56,19 +56,19 @@ class Table:
 
     @staticmethod
     def _cell(cell: str | Cell) -> Cell:
-        """Return the cell; its line breaks before an interval, not within it."""
+        """Return a cell whose line does not break within an interval."""
         return cell if isinstance(cell, Cell) else Cell(cell.replace(" to ", "\u00a0to\u00a0"))
 
 
 def render(**content: Any) -> str:
-    """Return the HTML file for a page with this ``content``, see ``templates/report.html``."""
+    """Return the report's HTML with this content, see ``templates/report.html``."""
     return _templates.get_template("report.html").render(words=WORDS, BRACKETS=BRACKETS, **content)
 
 
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Table:
-    """Return a heatmap of ``values [k][M]``: blue above 0, orange below, the stronger the further from 0."""
+    """Return a heatmap of ``values [k][M]``: blue above 0, orange below, stronger further from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
@@ -85,7 +85,7 @@ def heat(
 
 
 def bars(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Cell]:
-    """Return cells with a bar for each value, and a line for its interval, all on one scale."""
+    """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
     ends = [x for x in (0.0, *values, *low, *high) if math.isfinite(x)]
     scale = 100 / ((max(ends) - min(ends)) or 1.0)
 

@@ -1,12 +1,12 @@
-"""The report of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
+"""write_report: writes the report of a run, an HTML file without scripts.
 
 The report for one participant has its own values, and nothing that reveals another participant's. Its content is
 selected, not filtered: names, values, settings and hashes of other participants are never read for it. Numbers computed
 from all participants (a mean, a share of a sum, the joint model's performance) appear only with at least :data:`FEWEST`
 clients and in a run that has ended, because the difference between two rounds' means could be the value of a single
-client. Means have two digits. Such a number reveals the sum of the others' values, so participants who combine their
-pages learn no single value as long as two others do not join them. Spreads, ranks, extremes and means per class or
-round would be further equations, and do not appear.
+client. Means have two digits. A mean reveals the sum of the others' values, so participants who combine their pages
+learn no single value as long as two others do not join. Spreads, ranks, extremes and means per class or round would
+reveal more, and do not appear.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def write_report(
     out: str | Path | None = None,
     budget: Budget | None = None,
 ) -> Path:
-    """Write a run's report: on all clients, or the page that one of them may see.
+    """Write a run's report as an HTML page, on all clients or for one of them.
 
     Args:
-        path: the run's folder; the run need not have ended.
-        client: the number or name of the client for whom the page is written; None for the page for the operator of the
-            federation.
+        path: the run's folder. The run need not have ended.
+        client: the id or name of the client for whom the page is written. None: the page is for the operator of the
+            federation, on all clients.
         out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
             in its folder ``clients/<name>``.
-        budget: a budget to share out by the run's values; the page shows the amounts.
+        budget: a budget to share out by the run's values. The page shows the amounts.
 
     Returns:
-        The file. Beside the report on all clients, ``shares.csv`` has the shares of the budget, if there is one. Beside
-        ``out``, ``name.html``, it is ``name_shares.csv``.
+        The page's path. With a budget, the report on all clients also writes its shares to ``shares.csv`` in the same
+        folder. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
 
     Raises:
         ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or a budget cannot be
@@ -100,7 +100,7 @@ def write_report(
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
-    """Return what the page for the operator of the federation shows, of all clients by name."""
+    """Return the content of the page for the federation's operator, on all clients by name."""
     values = [NAN] * run.num_clients if basis is None else basis.values
     clients = ends_of(by_value(values), MOST)
     names, found = [run.label(client) for client in clients], findings(run)
@@ -132,7 +132,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
 
 
 def _learned(run: Run, basis: Basis | None) -> list[str]:
-    """Return sentences on the model's performance, and on what it was evaluated."""
+    """Return sentences on the model's performance, and on the samples it was evaluated on."""
     # That of the values, or by any metric if there is none by theirs.
     games, judged = run.record.get("paid_in", {}), run.record["validation"]
     same = [each for each in games.values() if basis is None or each["by"] == basis.by]
@@ -158,7 +158,7 @@ def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
 
 
 def _settings(run: Run) -> list[str | Table | None]:
-    """Return the run's settings, its command and hashes, by which it can be repeated."""
+    """Return the settings, command and hashes by which a run can be repeated."""
     config = run.folder / "config.yaml"
     hashes = {"the server" if who == "server" else run.label(int(who)): of for who, of in run.record["hashes"].items()}
     return [
@@ -170,7 +170,7 @@ def _settings(run: Run) -> list[str | Table | None]:
 
 
 def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
-    """Return what the page for one client shows."""
+    """Return the content of the page for one client."""
     others = [metric for metric in run.metrics if basis is None or metric != basis.key]
     shown = {metric: cells[0] for metric, cells in _values_of(run, [client], others).items()}
     rows = [[metric, cell, _mean(run, run.final(metric))] for metric, cell in shown.items()]
@@ -206,7 +206,7 @@ def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) 
 
 
 def _part(run: Run, client: int, finding: str) -> Table | None:
-    """Return a table of one client's rounds and samples, and of what was found in its updates."""
+    """Return a table of one client's rounds and samples, and faults of its updates."""
     samples, taken = run.record["samples"], run.taken_part()[client]
     part = {"rounds with your update": f"{taken} of {run.rounds}", "your training samples": str(samples[client])}
     if _public(run, samples):
@@ -215,7 +215,7 @@ def _part(run: Run, client: int, finding: str) -> Table | None:
 
 
 def _own_settings(run: Run, client: int, public: bool) -> Table | None:
-    """Return a table of classes, without arguments, since these may name other clients."""
+    """Return a table of the classes of strategies and metrics, without arguments, which may name other clients."""
     record, named = run.record, [name for name in run.client_names if not name.isdigit()]
     # Names of values that a model logs may contain a client's name.
     logged = {key: value for key, value in _logged(run).items() if public and not any(name in key for name in named)}
@@ -227,7 +227,7 @@ def _own_settings(run: Run, client: int, public: bool) -> Table | None:
 def _values(
     basis: Basis, clients: Sequence[int], names: Sequence[str], shares: Shares | None, found: Sequence[str]
 ) -> Table:
-    """Return the table of the first page: values with bars, shares and amounts, and findings if there are any."""
+    """Return the first page's table: values with bars, shares and amounts, and faults of updates."""
     value, low, high = ([each[client] for client in clients] for each in (basis.values, basis.low, basis.high))
     columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
     columns[""] = bars(value, low, high)
@@ -239,7 +239,7 @@ def _values(
 
 
 def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
-    """Return the table of one client's first page."""
+    """Return the first page's table for one client: its value and share, beside the mean of all."""
     (cell,) = with_intervals([basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to ")
     head, row = ["", "your value", "mean of all"], [basis.title, cell, _mean(run, basis.values)]
     if shares is not None:
@@ -248,20 +248,22 @@ def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
 
 
 def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
-    """Return the estimated fractions of a payment that would go to other partners, by what would be different."""
+    """Estimate the fractions of a payment that would move with other seeds, and by other scores."""
     seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
     by = {f"by {titled(score)}": moved for score, moved in other_scores(run, basis).items()}
     return ({"with other seeds": seeds} if seeds == seeds else {}) | by
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether a number computed from all clients' ``values`` may be shown to one: the run has ended, enough have
-    one."""
+    """Return whether one client may see a number computed from all clients' values.
+
+    It may if the run has ended, and at least five clients have a value.
+    """
     return run.ended and sum(value == value for value in values) >= FEWEST
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
-    """Return the mean of all clients' ``values`` as a text, or a dash if it may not be shown."""
+    """Format the mean of all clients' values, or return a dash if one client may not see it."""
     # From more digits, or from several pages, others' values could be derived.
     return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
 
@@ -272,7 +274,7 @@ def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]
 
 
 def _texts(texts: Mapping[str, object]) -> Table | None:
-    """Return a table of texts with their names, None without any."""
+    """Return a table of names and texts, or None if there are none."""
     return Table(["", ""], [[name, str(text)] for name, text in texts.items()], css="texts") if texts else None
 
 
@@ -281,13 +283,13 @@ def _packages(run: Run) -> dict[str, str]:
 
 
 def _logged(run: Run) -> dict[str, str]:
-    """Return the values that the model has logged last, such as its validation accuracy."""
+    """Format the values that the model logged last, such as its validation accuracy."""
     logged = run.record.get("logged", {})
     return {f"last {name}": number(NAN if value is None else value) for name, value in logged.items()}
 
 
 def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
-    """Format the values of some clients as ``{metric: cells}``, with intervals if they have any."""
+    """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
     found = {}
     for metric in metrics:
         values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
@@ -304,7 +306,7 @@ def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 
 
 def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
-    """Return a heatmap of clients' samples of each class, None if these are not known."""
+    """Return a heatmap of clients' numbers of samples per class, or None if these are not known."""
     counts, classes = run.record["class_counts"], run.record["classes"]
     if not counts or not classes:
         return None
@@ -312,7 +314,7 @@ def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Tab
 
 
 def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
-    """Return heatmaps of the metrics' values after up to :data:`ROUNDS` rounds, the last among them."""
+    """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
     places = range(len(run.round_numbers))[:: -len(run.round_numbers) // ROUNDS or -1][::-1]
     of = ", one of the runs" if run.seeds > 1 else ""
     found = []
@@ -325,7 +327,7 @@ def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: 
 
 
 def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
-    """Return a heatmap of the last values of some clients for each metric with several columns."""
+    """Return a heatmap of some clients' last values for each metric with several columns."""
     found = []
     for metric in metrics:
         columns, of_classes = run.columns(metric), run.columns_are_classes(metric)
@@ -339,8 +341,7 @@ def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Se
 
 
 def _guides(run: Run) -> Table | None:
-    """Return a table on how to read the metrics: what each is, its unit, sign, needs, cost and limits; equal texts
-    appear once."""
+    """Return a table with each metric's description, unit, sign, needs, cost and limits. Equal texts appear once."""
     of: dict[tuple[str, str], list[str]] = {}
     for metric in run.metrics:
         about = run.about(metric)

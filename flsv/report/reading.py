@@ -1,4 +1,4 @@
-"""Readers for the folder of a run, even of one that was killed, and for the runs of ``flsv repeat``."""
+"""Readers of a run's folder, also of a killed run's, and of the runs of ``flsv repeat``."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Run:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """Return the clients' names; their numbers, as text, if the data have no names."""
+        """Return the clients' names, or their ids as text if the data have no names."""
         return tuple(self.record["clients"])
 
     def label(self, client: int) -> str:
-        """Return a client's name; if that is a number, "client" and the number."""
+        """Return a client's name, or "client" and its id if it has none."""
         return client_label(client, self.client_names)
 
     @cached_property
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Return the number of the last round in the table, counted from 1; 0 if there is no round."""
+        """Return the number of the last round in the table, counted from 1, or 0 without rounds."""
         return max(self.round_numbers, default=-1) + 1
 
     @cached_property
@@ -79,7 +79,7 @@ class Run:
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """Return the names of everything that has values in the table, including weights and metrics' diagnostics."""
+        """Return all names in the table's column ``metric``, including weights and metrics' diagnostics."""
         return tuple(self.table["metric"].unique())
 
     def about(self, metric: str) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ class Run:
         return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
-        """Return whether the columns of a metric's values are classes, rather than, for example, other clients."""
+        """Return whether the columns of a metric's values are classes, not, for example, other clients."""
         return self.about(metric).get("per_class", False)
 
     def column_name(self, metric: str, column: str) -> str:
@@ -98,12 +98,14 @@ class Run:
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """Return the keys of the columns of a metric's values, or an empty list if it has one value per client."""
+        """Return the keys of a metric's columns. The list is empty if it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return a metric's values, ``[r, n]``, in the r :attr:`round_numbers` for n clients. In a round without a new
-        value, a client's last value is repeated; weights, accuracies and norms are NaN instead."""
+        """Return a metric's values ``[r, n]`` in r rounds for n clients.
+
+        In a round without a new value, a client's last value is repeated. Weights, accuracies and norms are NaN there.
+        """
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
@@ -116,31 +118,30 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return the groups of clients that sent copies of updates, see :func:`flsv.results.round_result.copies_in`."""
+        """Return the groups of clients that sent copies of updates."""
         return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (faulty, sent)}``, in how many rounds its update was faulty and in how many it sent one,
-        see :func:`flsv.results.round_result.faults_in`."""
+        """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of clients with faults."""
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """Return the last value of each of the n clients by a metric, or by one ``column`` of it (such as a class); NaN
-        for clients without one."""
+        """Return the last values ``[n]`` of a metric, or of one ``column`` such as a class. NaN for clients without."""
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """Return the low and the high ends of the intervals of the n clients' last values; NaN for clients without an
-        interval, as of metrics that train no coalitions."""
+        """Return the low and high ends of the intervals of a metric's last values, ``[n]`` each.
+
+        NaN for clients without an interval, and for metrics that train no coalitions.
+        """
         if self.about(metric).get("class") != "ShadowShapley":  # version 1 wrote ends for others, which were too narrow
             return [NAN] * self.num_clients, [NAN] * self.num_clients
         return with_ends(self.table, metric, self.num_clients)[1:]
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs over which the values are averaged: this run alone or, in a :class:`RepeatedRun`, all runs of
-        its ``flsv repeat``."""
+        """Return the runs over which the values are averaged, by default this run alone."""
         return [self]
 
     @property
@@ -149,20 +150,21 @@ class Run:
         return len(self.runs)
 
     def taken_part(self) -> list[int]:
-        """Return for each client the number of rounds in which its update was aggregated."""
+        """Return the number of rounds in which each client's update was aggregated."""
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """Return each client's row of ``retrained.csv`` as a mapping, empty for clients without a row; an empty list if
-        ``flsv retrain`` has not written the file."""
+        """Return each client's row of ``retrained.csv`` as a mapping, or an empty list without this file."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Read a CSV file and return each client's row as a mapping, empty for clients without a row; return an empty
-        list if there is no such file."""
+        """Read each client's row of a CSV file as a mapping, empty for clients without a row.
+
+        Return an empty list if there is no such file.
+        """
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
@@ -183,11 +185,11 @@ def read_run(path: str | Path) -> DataFrame:
     it in every round, pivot the table and fill forward.
 
     Args:
-        path: the run's folder, see :func:`flsv.report.open_run`; the run may have been killed.
+        path: the run's folder, see :func:`flsv.report.open_run`. The run may have been killed.
 
     Returns:
         A data frame with the columns ``round`` (from 0), ``metric`` (also ``"weight"``, ``"accuracy"``,
-        ``"update_norm"`` and diagnostics such as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``,
+        ``"update_norm"`` and diagnostics such as ``"<metric>/stderr"``), ``client`` (its id), ``client_name``,
         ``class`` (the number of a class, or the name of another column, as text, or None for a client's overall value),
         ``class_name``, ``value``, ``low`` and ``high`` (the ends of an overall value's interval, NaN if it has none).
 
@@ -209,8 +211,8 @@ def open_run(path: str | Path) -> Run:
         path: the folder that holds ``contributions.csv`` (``flsv fit`` prints it), or this file itself.
 
     Raises:
-        ConfigurationError: the folder does not exist or holds no run (the message names runs below it, if there are
-            any); or a file is not one that a run writes (the message names the line).
+        ConfigurationError: the folder does not exist, or holds no run (the message names runs below it), or a file is
+            not one that a run writes (the message names the line).
     """
     file = find_contributions(Path(path))
     return Run(file.parent, read_record(file.parent / RECORD), read_contributions(file))
@@ -227,8 +229,11 @@ COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 @dataclass(frozen=True)
 class RepeatedRun(Run):
-    """One of several runs with different seeds. Its final values and performances are the means over all these runs,
-    its intervals are those of these means, and its values of single rounds are its own."""
+    """One of several runs with different seeds, with the means of their final values.
+
+    Its performances are means over all these runs, too, and its intervals are those of the means. Its values of single
+    rounds are its own.
+    """
 
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
@@ -241,7 +246,7 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run with the means over all runs of its ``flsv repeat``; the run itself if it has none."""
+    """Return a run with the means over all runs of its ``flsv repeat``, if there is one."""
     runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
     if not runs:
         return run
@@ -260,7 +265,7 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Return a table of the last values of runs with different seeds: :data:`HEADER`, a row per metric and client."""
+    """Summarize the last values of runs with different seeds, in a row per metric and client."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -275,8 +280,9 @@ def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> D
 
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
-    """Compute half the width of the t-interval, of confidence ``level``, of the mean of ``count`` values with the
-    standard deviation ``spread``, or NaN for a single value.
+    """Compute half the width of a mean's t-interval of confidence ``level``.
+
+    The mean is of ``count`` values with the standard deviation ``spread``. NaN for a single value.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)
@@ -288,7 +294,7 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that made this run, or empty if there are fewer than two."""
+    """Return all finished runs of the ``flsv repeat`` that made this run, if there are at least two."""
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]

@@ -1,4 +1,4 @@
-"""Shares of a budget by the values of a run; all amounts are computed in this module."""
+"""Shares of a budget, computed from the values of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
-#: Currencies whose amounts have no decimals, and those with three; all others have two.
+#: Currencies whose amounts have no decimals, and those with three. All others have two.
 WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 THREE = "BHD IQD JOD KWD LYD OMR TND"
 
@@ -34,7 +34,7 @@ class Budget:
         by: the name of a metric of the run, or ``"retrained"``. None: values by retraining if there are any, else the
             run's only metric that is suitable for payment.
         rule: the treatment of values below 0, see :func:`flsv.allocate`.
-        currency: the currency's code, such as ``"EUR"``; it determines the number of decimals.
+        currency: the currency's code, such as ``"EUR"``. It determines the number of decimals.
         judged_by_partners: whether to accept values for which the clients scored the models on their own validation
             samples.
 
@@ -65,11 +65,11 @@ class Budget:
 
     @property
     def unit(self) -> float:
-        """Return the smallest amount of the currency, such as 0.01."""
+        """Return the currency's smallest amount, such as 0.01."""
         return float(f"1e-{self.decimals}")
 
     def text(self, amount: float) -> str:
-        """Return an amount as text, with the currency's decimals and its code."""
+        """Format an amount with the currency's decimals and code."""
         return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
 
 
@@ -79,31 +79,31 @@ HEADER = ("client", "client_name", "value", "low", "high", *AMOUNTS, "currency",
 
 
 def shares_file(page: Path) -> Path:
-    """Return the path of the file of shares beside a page."""
+    """Return the path of the CSV file with the shares of a report's page."""
     return page.with_name("shares.csv" if page.stem == "report" else f"{page.stem}_shares.csv")
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of a budget."""
+    """A budget, and each client's share of it."""
 
     #: The budget.
     budget: Budget
     #: The values by which the budget is shared out.
     basis: Basis
-    #: One row per client, with the columns :data:`HEADER`: `share`, the client's fraction of the budget; `share_low`
-    #: and `share_high`, its share if its own value moved to the low or the high end of its interval and the others'
-    #: stayed; `amount`, `amount_low` and `amount_high`, the same in money, rounded to the currency's decimals;
-    #: `finding`, a text on copies and outliers among its updates. Unknown numbers are NaN.
+    #: One row per client, with the columns :data:`HEADER`. `share` is the client's fraction of the budget. `share_low`
+    #: and `share_high` are its share if its own value moved to the low or the high end of its interval and the others'
+    #: stayed. `amount`, `amount_low` and `amount_high` are the same in money, rounded to the currency's decimals.
+    #: `finding` is a text on copies and outliers among its updates. Unknown numbers are NaN.
     table: DataFrame
 
     @property
     def title(self) -> str:
-        """Return the budget's amount with its currency."""
+        """Format the budget's amount with its currency."""
         return self.budget.text(self.budget.amount)
 
     def cells(self, client: int) -> list[str]:
-        """Return two texts: a client's share and its amount, each with its interval."""
+        """Format a client's share and its amount, each with its interval."""
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
@@ -115,7 +115,7 @@ class Shares:
         return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
 
     def written(self) -> DataFrame:
-        """Return the table as ``shares.csv`` holds it: rounded, without empty columns."""
+        """Return the table for ``shares.csv``, rounded and without empty columns."""
         digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(AMOUNTS[3:], f".{self.budget.decimals}f")
         digits |= dict.fromkeys(("value", "low", "high"), ".6g")
         table = self.table.copy()
@@ -126,12 +126,12 @@ class Shares:
 
     @property
     def missing(self) -> list[int]:
-        """Return the numbers of the clients that have no value."""
+        """Return the ids of the clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values; raise if they are not suitable, see :func:`basis_of`."""
+    """Share a budget out by a run's values. Raise ConfigurationError if they are not suitable."""
     basis = basis_of(run, budget.by)
     if "judged" in basis.against and not budget.judged_by_partners:
         raise ConfigurationError(
@@ -156,8 +156,10 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute the share, in [0, 1], that a client would have if its value were ``end`` and all others kept theirs; NaN
-    if ``end`` is not finite or the client has no value."""
+    """Compute the share, in [0, 1], that a client would have if its value were ``end``.
+
+    NaN if ``end`` is not finite or the client has no value.
+    """
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()
@@ -169,8 +171,10 @@ def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) ->
 
 
 def findings(run: Run, others: str = "") -> list[str]:
-    """Return for each client a text on the copies and outliers among its updates, ``[n]``; "" if there are none. It
-    names the other clients with a copy, or has ``others`` for their names."""
+    """Describe the copies and outliers among each client's updates, ``[n]`` texts, "" if there are none.
+
+    A text names the other clients with a copy, or uses ``others`` in place of the names.
+    """
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:

@@ -1,4 +1,4 @@
-"""A round's result as points of curves, named by tags, and as values that callbacks may monitor.
+"""Functions that convert a round's result to points of curves, and to values that callbacks monitor.
 
 A tag begins with the metric's name, so that tools that group curves by the first part keep a metric's curves together.
 If all clients' curves are in one place, the tag ends with the client: ``cssv/client_3_Lyon``,
@@ -21,12 +21,12 @@ from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
 from flsv.scores.class_scores import OWN_SCORES
 
-#: Largest number of curves of one metric per class and client; with more, only pictures and the CSV have the values.
+#: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
 MOST_PER_CLASS = 500
 
 
 class Monitored(Sink):
-    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number."""
+    """Sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number."""
 
     def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
         self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
@@ -52,7 +52,7 @@ def _by_client(rows: Iterable[Row]) -> dict[str, float]:
 
 
 class Point(NamedTuple):
-    """One point of a logger's curve: the client's number, the curve's tag without the client, and the value."""
+    """One point of a logger's curve: the client's id, the curve's tag without the client, and the value."""
 
     client: int
     tag: str
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 def points_of(
     result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
 ) -> Iterator[Point]:
-    """Yield the points that a round adds to the clients' curves: its ``changes`` and its training losses."""
+    """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
     curves = set(per_class)
     columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
     counts = Counter(metric for metric, _ in columns)
@@ -79,23 +79,22 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Return points as ``{tag: value}`` for a logger with one set of curves for all clients: each tag ends with the
-    client's number and name, as in ``weight/client_1_Lyon``."""
+    """Convert points to ``{tag: value}``, where each tag ends with the client, as in ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
-    """Return the metrics whose values per class become curves, if ``wanted``."""
+    """Return the names of the metrics whose values per class become curves, if ``wanted``."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
 
 
 def tag_of(metric: str) -> str:
-    """Return a metric's name in a tag; names of scores of the clients' own models get the prefix ``client_``."""
+    """Return a metric's name in a tag. Scores of the clients' own models get the prefix ``client_``."""
     return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def class_part(column: int, names: Sequence[str] | None) -> str:
-    """Return a class's part of a tag: its number, and its name if that is more than the number.
+    """Return a class's part of a tag: its number, and its name if that differs.
 
     Example:
         >>> class_part(3, None), class_part(0, ["T-shirt/top"]), class_part(1, ["0", "1"])
@@ -105,7 +104,7 @@ def class_part(column: int, names: Sequence[str] | None) -> str:
 
 
 def client_part(client: int, names: Sequence[str] | None) -> str:
-    """Return a client's part of a tag, as :func:`class_part` does for classes."""
+    """Return a client's part of a tag: its id, and its name if that differs."""
     return _part("client", client, names)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: where results are written, the names of its files, and the lock that reserves it for one run."""
+"""The folder of a run: its place, its files' names, and a lock that reserves it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RETRAINED = "retrained.csv"
 CONFIG = "config.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
-#: Default number of pictures of a metric in a run; TensorBoard keeps as many.
+#: Default number of pictures of a metric in a run. TensorBoard keeps as many.
 PICTURES = 10
 
 
 @checked
 @dataclass(frozen=True)
 class Reporting:
-    """Settings for what a run shows and writes; they change none of its results.
+    """Options for what a run shows and writes. They do not change its results.
 
     Args:
         per_class: log per-class contributions to the loggers, too (the CSV always has them).
@@ -61,7 +61,7 @@ class Reporting:
 
         Args:
             round_index: the round's number, from 0.
-            rounds: the number of rounds of the run; None or -1 if it has no limit.
+            rounds: the number of rounds of the run. None or -1: no limit.
 
         Example:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
@@ -73,7 +73,9 @@ class Reporting:
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Return whether a run may write files: no ``fast_dev_run``, and not by default into the working folder.
+    """Return whether a run may write files.
+
+    It does not with ``fast_dev_run``, nor without a logger if no folder is set.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
@@ -86,7 +88,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run's files, in which ``ModelCheckpoint`` creates ``checkpoints``."""
+    """Return the folder of this run's files, which also has the folder ``checkpoints``."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -97,7 +99,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """Return the folder that holds all runs of the first logger. Without a logger, the trainer's root folder."""
+    """Return the folder of all runs of the first logger. Without a logger it is the trainer's root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -105,7 +107,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def find_contributions(run: Path) -> Path:
-    """Return a run's ``contributions.csv``, given its folder, this file, or the folder of a ``flsv repeat``."""
+    """Return the path of ``contributions.csv``, given this file, its folder, or the folder of a ``flsv repeat``."""
     folder = run.parent if run.name == CONTRIBUTIONS else run
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
@@ -137,8 +139,7 @@ def find_config_of(run: Path) -> Path:
 
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
-    """Return lines that name a fit's results and commands to paste for charts, a report, a repetition and a
-    retraining."""
+    """Return lines with the folder of a fit's results, and commands for charts, report, repetition and retraining."""
     folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
@@ -154,7 +155,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments of the ``flsv fit`` of this process, to use them again, or None if it is another command."""
+    """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:
@@ -200,5 +201,5 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Release the folder for other runs; a second call does nothing."""
+        """Release the folder for other runs. A second call does nothing."""
         self._lock.release()

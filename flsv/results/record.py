@@ -1,7 +1,7 @@
 """``run.json``: the record of a run, written when the run begins.
 
-``contributions.csv`` holds numbers; ``run.json`` holds the names of clients and classes, the settings, descriptions of
-the metrics, and hashes that tell whether a second run is the same experiment. A run that was killed has it, too.
+It holds the names of clients and classes, the settings, descriptions of the metrics, and hashes that tell whether a
+second run is the same experiment. The numbers are in ``contributions.csv``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSION = 3
 
 
 class Record(Sink):
-    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends."""
+    """Sink that writes ``run.json`` when the fit begins, when an event has occurred, and when the fit ends."""
 
     def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
         self._folder, self._content, self._events = folder, dict(content), events
@@ -43,7 +43,7 @@ class Record(Sink):
         write_record(folder, self._content)
 
     def write(self, result: RoundResult) -> None:
-        """Write new events at once, so that the folder of a run that is killed holds them, too."""
+        """Write new events at once, so that the file of a killed run has them, too."""
         self._note(result.events)
 
     def finish(self, result: RunResult) -> None:
@@ -97,8 +97,7 @@ def record_of(
 def record_head(
     module: nn.Module, algorithm: Mapping[str, Any], metrics: Mapping[str, Metric], version: str
 ) -> dict[str, Any]:
-    """Return the entries of ``run.json`` that depend on neither data nor Trainer, see :func:`record_of` for the
-    arguments."""
+    """Return the entries of ``run.json`` that depend on neither data nor Trainer."""
     return {
         "version": VERSION,
         "started": now(),
@@ -115,7 +114,7 @@ def record_head(
 
 
 def now() -> str:
-    """Return the present time as text in the format of ``run.json``."""
+    """Return the present time in UTC as text, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -134,14 +133,17 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether a metric's values may be the basis of a payment: no costs, no pairs, nor where it says so."""
+    """Return whether a metric's values may be the basis of a payment.
+
+    Costs, values of pairs of clients, and metrics whose documentation advises against it are not.
+    """
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was."""
+    """Write ``run.json`` into a folder. If this fails, the earlier file stays as it was."""
     with replacing(folder / RECORD) as file:
         file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
@@ -166,10 +168,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON types: numbers that are not finite become None, other objects their repr."""
+    """Convert a value to JSON types. Numbers that are not finite become None, other objects their repr."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # a tensor; torch is not imported, because it is slow for programs that only read
+    if hasattr(value, "tolist"):  # a tensor. torch is not imported, because it is slow for programs that only read
         return _plain(value.tolist())
     if isinstance(value, str) or value is None or isinstance(value, bool | int):
         return value

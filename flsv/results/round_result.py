@@ -1,4 +1,4 @@
-"""The results of a round and of a run, and Sink, the base class of objects that write results."""
+"""RoundResult and RunResult, and Sink, the base class of objects that store or show them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Event:
     """An incident at a client, or a fault of its updates, in one round or in several."""
 
-    #: The client's number.
+    #: The client's id.
     client: int
     #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), or a description of the
     #: incident.
@@ -25,14 +25,14 @@ class Event:
     last: int
     #: The number of rounds in which it occurred.
     times: int = 1
-    #: The number of rounds in which the client has sent an update; None if that does not apply.
+    #: The number of rounds in which the client has sent an update. None if that does not apply.
     of: int | None = None
     #: For a copy, the other clients with the same update.
     others: Sequence[int] = ()
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return groups of clients that sent copies of updates; one that sent the last step back is a group.
+    """Return groups of clients that sent copies of updates. A client that sent the model's last step back is a group.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -61,8 +61,7 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
 
 
 class Row(NamedTuple):
-    """A row of a run's table, see :data:`flsv.results.run_table.SCHEMA`; the column ``class`` is called ``column``
-    here."""
+    """A row of a run's table. The file's column ``class`` is called ``column`` here."""
 
     round: int
     metric: str
@@ -77,8 +76,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The numbers of a run after a round: one row of the run's table per client and value, and the federation's
-    numbers."""
+    """A run's numbers after a round: rows per client and value, and the whole federation's numbers."""
 
     #: The round's number, from 0.
     round_index: int
@@ -86,7 +84,7 @@ class RoundResult:
     #: and `train_loss`, and the last known scores of its own model.
     table: Sequence[Row]
     #: The rows of `table` that are new: values of metrics that differ from the previous round's, the weights and update
-    #: norms, and the scores if they were computed in this round; never `train_loss`.
+    #: norms, and the scores if they were computed in this round, but not `train_loss`.
     changes: Sequence[Row]
     #: The last known numbers of the whole federation, not of one client, `{name: number}`.
     shared: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +92,7 @@ class RoundResult:
     shared_changes: Mapping[str, float] = field(default_factory=dict)
     #: The run's events so far.
     events: Sequence[Event] = ()
-    #: `{metric: function}`; a call of the function draws the metric's values.
+    #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     #: Whether pictures of this round are to be drawn.
     drawn: bool = False
@@ -119,7 +117,7 @@ class RunResult:
     learning_record: Mapping[str, Any]
     #: The values that the module has logged last, `{name: value}`.
     logged: Mapping[str, float]
-    #: `{metric: function}`; a call of the function draws the metric's values.
+    #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]]
     #: The names of the metrics that train coalitions.
     trained: Sequence[str] = ()
@@ -135,20 +133,19 @@ class Sink:
     """
 
     def begin_round(self, index: int) -> None:
-        """Prepare for round ``index``, counted from 0; called before any callback's ``on_train_epoch_start``."""
+        """Prepare for round ``index``, counted from 0. It is called before any callback's ``on_train_epoch_start``."""
 
     def write(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Process values of earlier rounds that became known now; a resumed run passes them on again."""
+        """Process values of earlier rounds that became known now. A resumed run passes them again."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""
 
     def flush(self) -> None:
-        """Write everything to the disk; called before a checkpoint is saved."""
+        """Write everything to the disk. It is called before a checkpoint is saved."""
 
     def close(self, failed: bool = False) -> None:
-        """Release files and restore changed attributes; called after the fit, with ``failed`` if it ended by an
-        error."""
+        """Release files and restore changed attributes after the fit, which ended by an error if ``failed``."""

@@ -1,4 +1,4 @@
-"""Rows of a run's table, and numbers that belong to no single client, made from the metrics' values after a round."""
+"""RoundResults: makes the rows of a run's table from the metrics' values after a round."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ if TYPE_CHECKING:
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
-    """Reduce a metric's value, ``[n]`` or ``[n, M]``, to one number per client, ``[n]``: by the metric's own
-    ``per_client`` or, for other metrics of torchmetrics, by the mean over the M columns."""
+    """Reduce a metric's value, ``[n]`` or ``[n, M]``, to one number per client, ``[n]``.
+
+    The metric's method ``per_client`` does so. Other metrics of torchmetrics are averaged over the M columns.
+    """
     if isinstance(metric, ContributionMetric):
         return metric.per_client(value)
     return value.mean(-1) if value.ndim == 2 else value
 
 
 def column_names(metric: Metric) -> list[str] | None:
-    """Return the names of the columns of a metric's values, or None if the columns are classes or there are none."""
+    """Return the names of a metric's columns. None if they are classes, or it has none."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
 
 
 def numbers_of(
     metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
 ) -> tuple[list[Numbers], dict[str, float]]:
-    """Return all numbers per client of the metrics' values ``[n]`` or ``[n, M]``, and ``{name: number}`` of no
-    client."""
+    """Collect the numbers per client of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
+
+    Also return ``{name: number}`` of the values and diagnostics that are a single number.
+    """
     found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
         metric = metrics[name]
@@ -62,7 +66,7 @@ def numbers_of(
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
-    """Return ``{key: name}`` of a value's columns, or empty if there are no columns, or only one class."""
+    """Return ``{key: name}`` of a value's columns, empty if there are none, or only one class."""
     own = column_names(metric)
     if value.ndim < 2 or not (own or value.shape[1] > 1):
         return {}
@@ -72,7 +76,7 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``; the mean needs all scores.
+    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean needs all scores.
 
     Example:
         >>> import torch
@@ -92,7 +96,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-    """Yield ``("<metric>/<diagnostic>", tensor)`` for the diagnostics of all metrics with an entry in ``values``."""
+    """Yield ``("<metric>/<diagnostic>", tensor)`` for all diagnostics of the metrics in ``values``."""
     for name, metric in metrics.items():
         if name not in values:
             continue
@@ -101,7 +105,7 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
 
 
 class RoundResults:
-    """Builder of each round's result, which all sinks get."""
+    """Builder of each round's result, which is passed to all sinks."""
 
     def __init__(
         self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None = None
@@ -112,7 +116,7 @@ class RoundResults:
         self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Return the rows of the run's table for the metrics' values and other numbers ``name=[n]`` after a round."""
+        """Return the table's rows for the metrics' values, and for other numbers ``name=[n]``, after a round."""
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured, _ = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
@@ -122,8 +126,7 @@ class RoundResults:
         return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Start a resumed run from ``known``, the rows of the metrics' values before its first round: this round's
-        changes are the rows that differ from them."""
+        """Start a resumed run from ``known``, the metrics' rows before its first round, to find what changes."""
         self._before = known
 
     def round_result(
@@ -138,7 +141,7 @@ class RoundResults:
         events: Sequence[Event] = (),
         drawn: bool = False,
     ) -> RoundResult:
-        """Return the result of a round; ``weights [n]`` are NaN outside the cohort, ``scores`` the last known ones."""
+        """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
         measured, shared = self._measured(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
@@ -172,8 +175,7 @@ class RoundResults:
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """Draw a metric's values with its own ``plot``, with their standard errors and within the metric's bounds, if
-    any."""
+    """Draw a metric's values by its method ``plot``, with standard errors and bounds, if any."""
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
     bounds = metric.plot_lower_bound, metric.plot_upper_bound
     style: dict[str, Any] = {

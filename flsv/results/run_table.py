@@ -1,10 +1,10 @@
-"""The table of a run: one row per round, metric, client and class, and the CSV file that stores it. During a run the
-rows are plain tuples; readers get them as a data frame.
+"""The table of a run, and the CSV file that stores it.
 
-All other outputs of a run are views of this table. A client's value, once measured, is valid until it is measured
-again. The file holds a value only for the rounds in which the value or its interval changes: with 10 of 1,000 clients
-in a round it gets 10 rows, not 1,000. A number that belongs to one round, such as a weight or a norm, is valid in that
-round only.
+It has one row per round, metric, client and class. All other outputs of a run are views of this table. A client's
+value, once measured, is valid until it is measured again. The file holds a value only for the rounds in which the value
+or its interval changes: with 10 of 1,000 clients in a round it gets 10 rows, not 1,000. A number that belongs to one
+round, such as a weight or a norm, is valid in that round only. During a run the rows are plain tuples. Readers get a
+data frame.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
-#: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
+#: name of another column, as text, and "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
 #: value's interval, NaN if it has none.
 SCHEMA = {
     "round": "int64",
@@ -50,18 +50,18 @@ class Numbers:
 
     #: The metric's name.
     metric: str
-    #: `[n]` for n clients, or `[n, M]` with M columns; NaN where a client has no value.
+    #: `[n]` for n clients, or `[n, M]` with M columns. NaN where a client has no value.
     values: Any
-    #: `{key: name}` of the M columns; None if `values` are `[n]`.
+    #: `{key: name}` of the M columns. None if `values` are `[n]`.
     columns: Mapping[str, str] | None = None
-    #: `[2, n]`, the low and high ends of the intervals of `[n]` values; None if there are no intervals.
+    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. None if there are no intervals.
     ends: Any = None
-    #: The n clients' numbers; None: 0 to n - 1.
+    #: The n clients' ids. None: 0 to n - 1.
     clients: Sequence[int] | None = None
 
 
 def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
-    """Return the rows of one round: for each metric one row per client and column, none for NaN.
+    """Return the rows of one round, one for each value that is not NaN.
 
     Example:
         >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
@@ -91,8 +91,7 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """Return the rows of ``now`` that are new or changed: ``before`` has no row for the same metric, client and column,
-    or has one with another value or interval."""
+    """Return the rows of ``now`` that are not in ``before``, or have another value or interval there."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -109,45 +108,46 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """Return the rows of ``table`` for a metric's overall values or, if ``column`` is the key of one of its columns
-    (such as a class), for this column's values."""
+    """Select a metric's rows in a run's table, with its overall values, or with one ``column`` such as a class."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """Return the keys of a metric's columns, classes in the order of their numbers, or an empty list if it has no
-    columns."""
+    """Return the keys of a metric's columns, such as classes, or an empty list if it has none."""
     found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last value by a metric or a ``column`` of it, or the ``"low"`` or ``"high"`` end of it."""
+    """Return each client's last ``"value"`` by a metric or one of its columns, or the ``"low"`` or ``"high"`` end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
-    """Return each client's last value by a metric, and the ends of its interval, NaN without one."""
+    """Return each client's last value by a metric, and the low and high ends of its interval."""
     value, low, high = (last(table, metric, clients, what=what) for what in ("value", "low", "high"))
     return value, low, high
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values ``[r, n]`` in r rounds; old values are repeated but for :data:`OF_A_ROUND`."""
+    """Return a metric's values ``[r, n]`` in r rounds for n clients.
+
+    In a round without a new value the last one is repeated, except for :data:`OF_A_ROUND`.
+    """
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
 
 
 def tidy(table: DataFrame) -> DataFrame:
-    """Return the table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
+    """Return a run's table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
     texts = {name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")}
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Return rows as lines of ``contributions.csv``, without the header."""
+    """Encode rows as lines of ``contributions.csv``, without the header."""
     return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
 
 
@@ -161,8 +161,8 @@ _KEY = ["round", "metric", "client", "class"]
 
 
 def read_contributions(path: Path) -> DataFrame:
-    """Read a run's table from its ``contributions.csv``; leave out a last line that a kill cut short. Of equal keys,
-    which a resumed run of version 1.1 has written, the last line counts."""
+    """Read a run's table from its ``contributions.csv``, except an incomplete last line."""
+    # Of equal keys, which a resumed run of version 1.1 has written, the last line counts.
     table = frame([*row.values()] for _, row in read_rows(path, _CELLS))
     return table.drop_duplicates(_KEY, keep="last", ignore_index=True)
 
@@ -172,13 +172,16 @@ def _read(path: Path) -> list[Row]:
 
 
 class CSV(Sink):
-    """The sink that writes ``contributions.csv`` (:data:`SCHEMA`), one round at a time, in one write."""
+    """Sink that writes ``contributions.csv``, each round in one write."""
 
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:
         self.path, self._client_names = path, client_names
 
     def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
-        """Keep the rows before ``first_round`` and return them; copy another run's file under another name first."""
+        """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
+
+        If this drops rounds of an earlier run, the file is first copied to another name.
+        """
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
@@ -199,11 +202,11 @@ class CSV(Sink):
         return kept
 
     def write(self, result: RoundResult) -> None:
-        """Append the rows that have changed in a round."""
+        """Append the rows that changed in a round."""
         self.append(result.changes)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
-        """Insert values of earlier rounds at these rounds, in one write, in place of those of an earlier process."""
+        """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late = [row for result in results for row in result.changes]
         anew = {(row.round, row.metric) for result in results for row in result.table}
         if anew:
@@ -211,7 +214,7 @@ class CSV(Sink):
             self._replace(sorted([*kept, *late], key=lambda row: row.round))
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append one round's rows, all or none; floats are written such that they read back as the same number."""
+        """Append one round's rows, all or none. Numbers are written without rounding."""
         append(self.path, csv_lines(rows))
 
     def _replace(self, rows: Iterable[Row]) -> None:

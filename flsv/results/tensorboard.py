@@ -1,4 +1,4 @@
-"""The sinks that write to loggers: TensorBoard, with one run for the federation and one per client, and trackers.
+"""Sinks that write to TensorBoard and to other loggers.
 
 TensorBoard sorts groups of charts by name, capitals first: the clients' values of all metrics, and their pictures, are
 in a group that comes before the values that the module logs.
@@ -42,7 +42,7 @@ OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
 class TensorBoard(Sink):
-    """The sink that writes into one TensorBoard logger's folder."""
+    """Sink that writes curves and pictures into a TensorBoard logger's folder."""
 
     def __init__(
         self,
@@ -61,8 +61,10 @@ class TensorBoard(Sink):
         self._first_round = 0
 
     def begin(self, first_round: int, settings: Mapping[str, Any], partition: Callable[[], Figure]) -> None:
-        """Write what is known before the first round, and declare invalid what an earlier process wrote of later
-        ones."""
+        """Write the settings and the picture of the partition before the first round.
+
+        In a resumed run, invalidate what an earlier process wrote from ``first_round`` on.
+        """
         self._first_round = first_round
         if first_round:
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
@@ -83,13 +85,12 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def begin_round(self, index: int) -> None:
-        """Mark in the file where round ``index`` begins; if a later process resumes the run at this round, it discards
-        what follows the mark."""
+        """Mark in the file where round ``index`` begins. A process that resumes here discards what follows the mark."""
         mark = SessionLog(status=SessionLog.CHECKPOINT)
         self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 
     def write(self, result: RoundResult) -> None:
-        """Write a round's curves, and its pictures if they are to be drawn."""
+        """Write a round's curves, and its pictures if ``result.drawn``."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
         own = dict(result.shared_changes)
@@ -110,13 +111,12 @@ class TensorBoard(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Write everything to the disk; a run that is resumed from the next checkpoint does not write these rounds
-        again."""
+        """Write everything to the disk. A run resumed from the next checkpoint does not write these rounds again."""
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Close the clients' files; the logger closes the run's own file."""
+        """Close the clients' files. The logger closes the run's own file."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
@@ -140,7 +140,7 @@ class TensorBoard(Sink):
 
 
 class Trackers(Sink):
-    """The sink that writes curves, and pictures where possible, to all loggers but TensorBoard."""
+    """Sink that writes curves, and pictures where possible, to all loggers except TensorBoard."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Trackers(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
-        """Send pictures to the loggers that accept them; a rejection is a warning."""
+        """Send pictures to the loggers that accept them. A rejection is a warning."""
         for logger in self._loggers:
             for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
                 with drawing(f"{name} of {type(logger).__name__}"):
@@ -181,11 +181,10 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
-    """Return the points of earlier rounds that a run resumed at ``first_round`` has to write again, as events, each
-    with its round.
+    """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again.
 
     A resumed run makes TensorBoard discard all steps from ``first_round`` on. The steps of most curves count rounds.
-    A module that logs in every training step also writes curves whose steps count batches; their points of earlier
+    A module that logs in every training step also writes curves whose steps count batches. Their points of earlier
     rounds can have a step of ``first_round`` or more, and would be lost.
     """
     found: list[tuple[int, Event]] = []
@@ -203,7 +202,7 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
 
 
 def _wait_past(folder: Path) -> None:
-    """Wait up to a second for a name of an event file that sorts after those in ``folder``, as TensorBoard reads."""
+    """Wait up to a second, until a new event file's name sorts after those in ``folder``."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 

@@ -1,7 +1,6 @@
-"""Terminal, the sink that shows the round and the client in training on Lightning's own progress bar, and prints the
-tables at the end.
+"""Terminal: the sink that writes to Lightning's progress bar, and prints tables at the end.
 
-Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again; numbers
+Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again. Numbers
 are never cut. Into a pipe or a file tables are printed at full width.
 """
 
@@ -36,14 +35,17 @@ from flsv.results.text import (
 )
 from flsv.utilities.charts import shortened_name
 
-#: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
+#: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MOST = 20
 #: Performances with a name of their own, which begins a sentence with a capital letter.
 _SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print the clients' values by the metric nearest to retraining, and sentences; all metrics if none is suitable."""
+    """Print a table of the clients' values, and sentences on them.
+
+    The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
+    """
     table, count = result.table, len(client_names)
     shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by[:1] or result.columns)}
     first = next(iter(shown), None)
@@ -64,7 +66,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
 
 
 def _sentences(result: RunResult, clients: int) -> list[str]:
-    """Return lines on the values, on the change in the model's performance, and on the values that it logged."""
+    """Return sentences on the values, the model's performance, and the values that it logged."""
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         values, low, _ = with_ends(result.table, name, clients)
@@ -82,14 +84,13 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
 
 
 def _filled(line: str) -> str:
-    """Wrap a line to the terminal's width; if it begins with a label such as ``Model:``, further lines are indented to
-    the text after the label."""
+    """Wrap a line to the terminal's width. After a label such as ``Model:``, further lines are indented."""
     label = line[:9] if line[6:9] == "   " else ""
     return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
-    """Return each client's samples, values and shares as ``{column: cells}``."""
+    """Format each client's samples, values and shares as ``{column: cells}``."""
     names = [*metrics]
     counts = ("samples",) if names else ("samples", "rounds")
     columns = {name: numbers(last(result.table, name, clients)) for name in counts}
@@ -102,8 +103,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
 
 
 def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
-    """Return a metric's values as ``{class name: cells}``, one row per client and one column per class (or other
-    column)."""
+    """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     keys = columns_in(table, metric)
     names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
     # A class may have the same name as another class, or as the first column.
@@ -112,8 +112,10 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Return the clients to show: up to :data:`MOST` all, of more the ten with the highest and lowest values
-    ``[n]``."""
+    """Return the ids of the clients to show in a table.
+
+    They are all clients, or of more than 20 the ten with the highest and the ten with the lowest values.
+    """
     if clients <= MOST or values is None:
         return ends_of(range(clients), MOST)
     known = [float(value) for value in values]
@@ -127,7 +129,7 @@ def print_table(
     rows: Sequence[int] | None = None,
     corner: str = "client",
 ) -> None:
-    """Print ``{header: cells}`` with a row per name, a part below the other if it is wider than the terminal."""
+    """Print a table of columns ``{header: cells}`` with a row per name. A table wider than the terminal is split."""
     cells = {head: [*column] for head, column in columns.items()}
     frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
     frame.columns.name = corner
@@ -139,14 +141,14 @@ def print_table(
 
 
 def width() -> int | None:
-    """Return the terminal's width; None (no limit) into a pipe or a file, unless the variable COLUMNS is set."""
+    """Return the terminal's width. None (no limit) for a pipe or file, unless the variable COLUMNS is set."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return shutil.get_terminal_size().columns
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """Return lines on the model's performances at the start and end of training, from the run's learning record.
+    """Describe the model's performances at the start and end of training, from the run's learning record.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
@@ -163,7 +165,7 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
 
 
 class Terminal(Sink):
-    """The sink that shows round, client and ``text()`` on the trainer's progress bar, and the table after it."""
+    """Sink that adds round and client to the trainer's progress bar, and prints a table at the end."""
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
         self.text: Callable[[], dict[str, str]] = dict
@@ -180,13 +182,13 @@ class Terminal(Sink):
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
 
     def show_table(self, result: RunResult) -> None:
-        """Print the clients' table now, if it is wanted."""
+        """Print the clients' table now, if the argument ``table`` is True."""
         if self._table:
             where = where_results_are(self._trainer) if self._files else []
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
-        """Print the clients' table once the progress bar has closed; a live bar would erase it."""
+        """Print the clients' table once the progress bar has closed. A live bar would erase it."""
         if not self._table:
             return
         show, bar = partial(self.show_table, result), self._bar
@@ -203,7 +205,7 @@ class Terminal(Sink):
         bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
-        """Restore the bar's own methods; after a failed fit no table is printed."""
+        """Restore the bar's own methods. After a failed fit no table is printed."""
         if self._bar is not None:
             self._bar.__dict__.pop("get_metrics", None)
         if failed:

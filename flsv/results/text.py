@@ -1,4 +1,4 @@
-"""Formatting of numbers, names and sentences for the report's page, the terminal and Markdown."""
+"""Functions that format numbers, names and sentences for the report, the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
-    """Format a column of numbers with as many decimals as the largest needs for ``digits`` significant digits.
+    """Format a column of numbers with equally many decimals, enough for ``digits`` significant digits of the largest.
 
     Example:
         >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
@@ -75,18 +75,18 @@ def with_intervals(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return the whole sequence if it has at most ``most`` elements; else its first and last ``ends`` elements."""
+    """Return a sequence of up to ``most`` elements, or else its first and last ``ends`` elements."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
 def by_value(values: Sequence[float]) -> list[int]:
-    """Return the indices of the values, sorted by value, the highest first and NaN last."""
+    """Return the indices of the values, sorted from the highest to the lowest value, then NaN."""
     places = range(len(values))
     return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Return the names of ``{metric: class}``, those nearest to retraining first, see :data:`NEAREST`.
+    """Sort the names of ``{metric: class}``, metrics closest to retraining first, see :data:`NEAREST`.
 
     Example:
         >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
@@ -96,7 +96,7 @@ def nearest_first(classes: Mapping[str, str]) -> list[str]:
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
-    """Divide each value by the sum of the values above 0; below 0 it is 0, NaN stays NaN.
+    """Convert values to shares: divide by the sum of the values above 0. Values below 0 become 0, NaN stays NaN.
 
     Example:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
@@ -107,7 +107,7 @@ def shares_in(values: Sequence[float]) -> list[float]:
 
 
 def titled(by: str) -> str:
-    """Return a performance's name (``name of class``) in words.
+    """Return the name of a performance measure (``name of class``) in words.
 
     Example:
         >>> titled("average_precision of yes")
@@ -118,7 +118,7 @@ def titled(by: str) -> str:
 
 
 def performance(by: str, value: float) -> str:
-    """Format a performance: accuracies in percent, a negative loss as the positive loss.
+    """Format a model's performance ``by`` a measure: accuracies in percent, a negative loss as the positive loss.
 
     Example:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
@@ -128,7 +128,7 @@ def performance(by: str, value: float) -> str:
 
 
 def change(game: Mapping[str, Any]) -> str:
-    """Return a text on how a performance, an entry of ``paid_in`` in ``run.json``, has changed over the run.
+    """Describe how a performance, an entry of ``paid_in`` in ``run.json``, changed over the run.
 
     Example:
         >>> change({"by": "accuracy", "start": 0.1, "end": 0.9, "majority": 0.25})
@@ -144,7 +144,7 @@ def change(game: Mapping[str, Any]) -> str:
 
 
 def is_small_gain(by: str, values: Iterable[float]) -> bool:
-    """Return whether the score ``by`` goes from 0 to 1 and ``values``, which distribute its change, have a small sum.
+    """Return whether values add up to less than 0.15, for a score ``by`` that goes from 0 to 1.
 
     Example:
         >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])
@@ -177,7 +177,7 @@ def percent(share: float) -> str:
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:
-    """Return names joined with commas and, before the last, ``word``.
+    """Join names with commas and, before the last, ``word``.
 
     Example:
         >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"]), joined([])

@@ -1,4 +1,4 @@
-"""Runner of checks, each a function of a case."""
+"""Checks of parts under test, and the functions that run them."""
 # A case is an object under test (a "part") with all that its checks need. A check's docstring, with advice for the
 # part's author, is printed if the check fails.
 
@@ -23,7 +23,7 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """A part under test, with everything that its checks need."""
+    """An object under test, with everything that its checks need."""
 
     checks: Sequence[Check] = ()
 
@@ -33,17 +33,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of the part, for messages and for pytest."""
+        """Return the name of the object under test."""
         return getattr(self.part, "__name__", None) or type(getattr(self.part, "func", self.part)).__name__
 
     def new(self) -> Any:
-        """Return a new copy of the part in its initial state."""
+        """Return a new copy of the object under test in its initial state."""
         return copy.deepcopy(self.part)
 
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One check of one part, which a call runs."""
+    """One check of one object under test. A call runs it."""
 
     case: Case
     check: Check
@@ -73,7 +73,7 @@ class PartCheck:
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case as callables, which run them."""
+    """Return all checks of a case as callables."""
     checks = [*case.checks, *more]
     unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
     if unknown:
@@ -83,13 +83,13 @@ def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
 
 
 def ensure(holds: object, got: object) -> None:
-    """Raise an AssertionError unless ``holds``."""
+    """Raise AssertionError with the message ``got`` unless ``holds``."""
     if not holds:
         raise AssertionError(str(got))
 
 
 def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Return whether nested values are equal, NaN like NaN."""
+    """Return whether nested values are equal, where NaN equals NaN."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
@@ -120,7 +120,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Return a state as it is after Lightning has saved and loaded it."""
+    """Save a state as Lightning does, and return it loaded."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -29,7 +29,7 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
 SIZES = (8, 6, 8, 10)
-#: Numbers of the clients of each round; client 3 is in no round.
+#: Ids of the clients of each round. Client 3 is in no round.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
 #: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (2, 0, 3, 1)
@@ -47,7 +47,7 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler that goes through a list of cohorts again and again."""
+    """Sampler that cycles through a list of cohorts."""
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
         self.cohorts = [sorted(cohort) for cohort in cohorts]
@@ -106,14 +106,14 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """Part under test whose checks train a loop with it on tiny data."""
+    """Object under test, whose checks train a federation with it on tiny data."""
 
     #: Name of the loop's argument that takes the part, and base class of such parts.
     role: str
     base: type
     #: Whether the part can be used in a loop.
     in_a_loop = True
-    #: Whether the part uses clients; otherwise it uses only the data of a round that the server has.
+    #: Whether the part uses clients. Otherwise it uses only the data of a round that the server has.
     sees_clients = True
 
     def __init__(
@@ -137,11 +137,11 @@ class FitCase(Case):
         return {self.role: part}
 
     def taken(self, loop: FederatedLoop) -> Any:
-        """Return the part under test, or its copy, that a loop uses."""
+        """Return the object under test, or its copy, that a loop uses."""
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """Return a loop with a new copy of the part."""
+        """Return a loop with a new copy of the object under test."""
         arguments: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
         arguments |= copy.deepcopy({**self.loop, **self.placed(self.part)})
         arguments |= {"reporting": Reporting(table=False, files=False), **changes}
@@ -173,13 +173,13 @@ class FitCase(Case):
 
     @cached_property
     def folder(self) -> Path:
-        """Temporary folder of checkpoints, deleted with the case."""
+        """Return a temporary folder for checkpoints, deleted with the case."""
         self._folder = tempfile.TemporaryDirectory()
         return Path(self._folder.name)
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Record of a fit of all rounds, with which other fits are compared."""
+        """Return the record of a fit of all rounds, with which other fits are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
@@ -289,7 +289,7 @@ def reports_are_declared(case: ClientAlgorithmCase) -> None:
     ensure(all(names) and len(set(names)) == len(names), names)
 
 
-#: Names of the methods that run at a client; all other methods of a part run at the server.
+#: Names of the methods that run at a client. All other methods of a part run at the server.
 _CLIENT_SIDE = (
     "report", "receive", "own", "keep", "begin_client", "begin_batch", "frozen_parameters", "gradients",
     "leave_client", "end_client",

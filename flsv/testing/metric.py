@@ -23,8 +23,8 @@ from flsv.testing.checks import Check, ensure, equal, is_one, refused, saved, un
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
-#: Numbers of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the
-#: second half.
+#: Ids of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second
+#: half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
 #: New numbers of all clients, to check that results do not depend on the numbers.
@@ -67,7 +67,7 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw normal numbers of a shape, the same for equal keys ``of``."""
+        """Draw normally distributed numbers, the same for equal keys ``of``."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -138,7 +138,7 @@ class MetricCase(fits.FitCase):
 
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
-        """True if the metric asks clients for evaluations, or reads their reports."""
+        """Return whether the metric asks clients for evaluations, or reads their reports."""
         return self.in_a_loop and bool({"clients", "all_clients", *self.given} & self.fields.keys())
 
     @property
@@ -149,7 +149,7 @@ class MetricCase(fits.FitCase):
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """``{argument: field}``, an attribute's name or a function of the round."""
+        """Return the source of each argument of ``update``: an attribute of the round, or a function of the round."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -181,12 +181,12 @@ class MetricCase(fits.FitCase):
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """Results by name of a copy that was updated with all prepared rounds."""
+        """Return the results, by name, of a copy that was updated with all prepared rounds."""
         return all_of(self.fed())
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """Return a metric's value, overall values, intervals and diagnostics by name."""
+    """Return a metric's value, overall values, intervals and diagnostics, by name."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}

@@ -1,4 +1,4 @@
-"""Checks of arguments, such as names that are safe in paths."""
+"""Functions that check arguments, such as names that are safe in paths."""
 # Constructors declare the checks of their arguments in annotations, see flsv.utilities.declared.
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """Return the id of the client with this name or number."""
+    """Return the id of a client, ``given`` by the user as a name or id."""
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:
@@ -42,7 +42,7 @@ def rounded_up(number: float) -> str:
 
 
 def plain_name(name: str, what: str = "name") -> str:
-    """Return the name if it is a plain file name."""
+    """Return the name, or raise ConfigurationError unless it is a plain file name."""
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigurationError(
             f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."

@@ -1,4 +1,4 @@
-"""Files that are complete or absent after a crash, a kill or a power cut."""
+"""Functions that write files completely or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def check_writable(folder: Path) -> None:
-    """Raise an error unless files can be written into a folder, which need not exist."""
+    """Raise an error unless files can be written into a folder. It need not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -29,7 +29,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a draft that replaces the file, flushed to the disk, at the context's end."""
+    """Open a temporary file that replaces ``path`` when the context ends without an error."""
     # In the same folder, so on the same file system, where a move is atomic.
     draft = path.with_name(f".{path.name}.tmp")
     try:
@@ -48,7 +48,7 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file that exists, all of ``data`` or nothing, unless killed."""
+    """Append ``data`` to an existing file, or undo the append if it fails."""
     with path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
@@ -63,7 +63,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Read a text file's lines, without a last one that a kill cut short."""
+    """Read a text file's lines, except a last line without its line end."""
     lines = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
@@ -81,7 +81,7 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a move within it survives a power cut."""
+    """Flush a folder to the disk. A move within it then survives a power cut."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

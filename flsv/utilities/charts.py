@@ -1,4 +1,4 @@
-"""Names and colors of charts; an error while drawing never stops a run."""
+"""Names and colors of charts, and a context for errors while drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PALETTE = (
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Turn an error while drawing a picture into a warning that names it.
+    """Turn an error while drawing ``picture`` into a warning.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -57,7 +57,7 @@ def label_text(name: object) -> str:
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """Return a client's name for readers, or "client" and its number.
+    """Return a client's name, or "client" and its id if it has none.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
@@ -68,5 +68,5 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
 
 
 def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
-    """Return the :func:`client_label` of each of the clients 0 to ``count - 1``."""
+    """Return the labels of the clients 0 to ``count - 1``, see :func:`client_label`."""
     return [client_label(client, names) for client in range(count)]

@@ -1,4 +1,4 @@
-"""Words that arguments of functions and options of commands allow."""
+"""Allowed words of arguments and of command-line options."""
 # The module imports little, so that a command refuses others at once.
 
 from typing import Literal

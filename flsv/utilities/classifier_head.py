@@ -1,4 +1,4 @@
-"""The name of a module's classifier head."""
+"""head_name: finds a module's classifier head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """Return the given classifier head's name, timm's, or the last ``nn.Linear``'s."""
+    """Return the name of a module's classifier head: ``given``, timm's, or the last ``nn.Linear``."""
     if given is None:
         return _default_head(module)
     layers = dict(module.named_modules())

@@ -1,4 +1,4 @@
-"""CSV files that are safe to open in a spreadsheet, and their readers."""
+"""Functions that write CSV files, safe to open in a spreadsheet, and read them."""
 # A spreadsheet runs text that begins with =, +, - or @ as a formula, which may fetch data. Such text is written with a
 # leading ', which is removed on reading. Every row is on one line, so a row that a kill cut short is recognized by its
 # missing line end.
@@ -27,7 +27,7 @@ _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Encode rows as CSV in UTF-8, safe for spreadsheets."""
+    """Encode rows as CSV in UTF-8, without formulas that a spreadsheet would run."""
     text = io.StringIO(newline="")
     lines = ([as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -35,26 +35,26 @@ def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows to a CSV file, in place of an earlier one."""
+    """Write rows to a CSV file, and replace an earlier one."""
     with replacing(path) as file:
         file.write(csv_text(rows))
 
 
 def save_table(path: Path, table: DataFrame) -> None:
-    """Write a data frame without its index to a CSV file, in place of an earlier one."""
+    """Write a data frame without its index to a CSV file, and replace an earlier one."""
     rows = table.itertuples(index=False, name=None)
     save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
 
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    """Return a cell's text on one line, with a leading ``'`` if a spreadsheet would run it."""
+    """Return a cell's text on one line. Formulas that a spreadsheet would run get a leading ``'``."""
     text = " ".join(cell.split())
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
 def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, {column: value})`` for each row of a CSV file."""
+    """Yield ``(line number, {column: value})`` for each row of a CSV file. ``needed`` maps columns to parsers."""
     lines = whole_lines(path)[skip:]
     head = _cells(path, skip + 1, lines[0]) if lines else []
     missing = [name for name in needed if name not in head]
@@ -83,7 +83,7 @@ def parse_int(cell: str) -> int:
 
 
 def parse_float(cell: str) -> float:
-    """Parse a number."""
+    """Parse a number that is not NaN."""
     value = float(cell) if _is_number(cell) else NAN
     if value != value:
         raise ValueError("a number")

@@ -1,4 +1,4 @@
-"""Arguments declared by annotations such as ``Annotated[float, Ge(0), Lt(1)]``, and checked."""
+"""Functions that check arguments by annotations such as ``Annotated[float, Ge(0), Lt(1)]``."""
 # The design follows sklearn/utils/_param_validation.py, with the markers of annotated-types. Unlike `if lr <= 0:
 # raise`, the checks refuse NaN.
 
@@ -29,8 +29,8 @@ Count = Annotated[int, Ge(1)]
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
-#: One kind of values that an annotation allows: a function that converts a value of this kind, or raises an error for
-#: other values; and a description of the kind.
+#: One kind of values that an annotation allows, as a pair: a function that converts a value of this kind, or raises an
+#: error for other values, and a description of the kind.
 _Choice = tuple[Callable[[Any], Any], str]
 _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
@@ -41,7 +41,7 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(thing: _T) -> _T:
-    """Decorate a function or a class so that arguments are checked by their annotations."""
+    """Decorate a function or a class to check the arguments of each call by their annotations."""
     if isinstance(thing, type):
         # mypy: a class's constructor
         thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
@@ -96,14 +96,14 @@ def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
-    """Return the defaults of the arguments that have a name."""
+    """Return ``{name: default}`` of the named parameters, without ``self``."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
     return {p.name: p.default for p in parameters}
 
 
 def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Check arguments by the annotations of the function that takes them."""
+    """Check arguments by the annotations of ``function``, and return them as plain Python values."""
     return {
         name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
         for name, (hint, default) in checked_parameters(function).items()
@@ -113,7 +113,7 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
 
 @functools.cache
 def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Return ``{argument: (annotation, default)}`` of the arguments that can be checked."""
+    """Return ``{parameter: (annotation, default)}`` of the parameters that can be checked."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # another package's function, with names that only a type checker knows
@@ -123,7 +123,7 @@ def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, 
 
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """Convert a value to Python's types if its annotation allows it."""
+    """Convert a value to a plain Python value, or raise ConfigurationError if ``hint`` does not allow it."""
     choices = _choices(hint)
     try:
         return _first(choices, value)
@@ -133,7 +133,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """Convert a value by the first of ``choices`` that allows it."""
+    """Convert a value by the first choice that allows it."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)
@@ -175,7 +175,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 
 def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Return a function that returns its argument if ``holds`` is true of it."""
+    """Return a function that returns its argument, or raises ValueError unless ``holds`` is true of it."""
 
     def read(value: Any) -> Any:
         if not holds(value):
@@ -189,7 +189,7 @@ _int64 = _that(lambda value: abs(value) < 2**63)
 
 
 def _number(value: Any) -> Any:
-    """Return the value unless it is a truth value."""
+    """Return the value, or raise TypeError if it is a bool."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise TypeError
     return value

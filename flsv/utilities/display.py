@@ -1,4 +1,4 @@
-"""Paths that can be pasted into a shell, and small HTML tables for notebooks."""
+"""Functions that format paths for a shell and tables for notebooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def display_path(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a docstring's text without roles and double backticks.
+    """Remove Sphinx roles and double backticks from a docstring.
 
     Example:
         >>> plain("``--tests``: see :func:`~flsv.functional.wasserstein`")
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """Return a title and a table as HTML, shortened if long.
+    """Format a title and a table as HTML, with at most 20 rows.
 
     Example:
         >>> html_table("a < b", ["client", "samples"], [["Boston", 3]])

@@ -1,4 +1,4 @@
-"""ConfigurationError, and functions that write lists for its messages."""
+"""ConfigurationError, and functions that write its messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ConfigurationError(ValueError):
-    """A wrong argument, file or combination, found before training.
+    """Error for invalid arguments, files or combinations of them, raised before training.
 
     The message says what was wrong, what was expected and what to do. The command line prints it without a traceback.
 
@@ -20,7 +20,7 @@ class ConfigurationError(ValueError):
 
 
 class ColumnError(ConfigurationError):
-    """Error: a column of a table cannot be used as it is."""
+    """Error for a table's column that cannot be used as it is."""
 
     # `remedy`: options of flsv.data.Columns with which the column can be used. Lists and mappings are added to those
     # that are set already.
@@ -31,7 +31,7 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Return the error for a component that needs classes."""
+    """Return the error for a component that needs training samples with classes."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
         f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
@@ -39,7 +39,7 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
 
 
 def check_lightning(*things: Any) -> None:
-    """Raise ConfigurationError for an object of ``pytorch_lightning``, a copy that does not work here."""
+    """Raise ConfigurationError for an object of the package ``pytorch_lightning`` instead of ``lightning``."""
     for thing in things:
         kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
         if any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
@@ -50,13 +50,13 @@ def check_lightning(*things: Any) -> None:
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """Return the first ``most`` values as text, with "..." if there are more."""
+    """Join the first ``most`` values to a text, with "..." if there are more."""
     words = list(map(show, values))
     return ", ".join(words[:most] + ["..."] * (len(words) > most))
 
 
 def in_words(numbers: Sequence[int], most: int = 6) -> str:
-    """Return ascending numbers as text, with consecutive numbers shortened to ``first .. last``."""
+    """Join ascending numbers to a text, and shorten consecutive numbers to ``first .. last``."""
     starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
     runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
     words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]

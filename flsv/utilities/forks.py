@@ -1,4 +1,4 @@
-"""Forks of this process, which start with a copy of its memory and end when it ends."""
+"""Functions that fork this process. A fork has a copy of its memory, and ends with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 import torch
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-#: The C library; None where a process cannot be forked.
+#: The C library, or None where a process cannot be forked.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _FIXED = 0x10  # MAP_FIXED
 #: Size in bytes up to which a fork copies a file that is mapped into memory.
@@ -31,7 +31,7 @@ TRIAL_S = 10
 
 
 def why_not_fork(device: torch.device | None = None) -> str | None:
-    """Return why a fork of this process could not train, or None.
+    """Return the reason why a fork of this process could not train, or None if it could.
 
     Example:
         >>> why_not_fork() is None or "process" in why_not_fork()
@@ -81,7 +81,7 @@ def cores() -> int:
 
 
 def asleep(pid: int) -> object:
-    """Return what a process and its descendants have used of processors, or None if one of them is awake."""
+    """Return the processor times of a sleeping process and its descendants. None if one of them is running."""
     found: dict[int, list[str]] = {}
     # That of the process itself is usually the only one that is read.
     for name in (f"{pid}", *filter(str.isdigit, os.listdir("/proc"))) if LIBC is not None else ():
@@ -97,11 +97,11 @@ def asleep(pid: int) -> object:
 
 
 def quiet_fork() -> int:
-    """Fork this process, and return the child's process id, or 0 in the child."""
+    """Fork this process without output. Return the child's process id, or 0 in the child."""
     parent, drawn = os.getpid(), random.getstate()
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of threads; see why_not_fork
+        warnings.simplefilter("ignore")  # Python warns of threads, see why_not_fork
         child = os.fork()
     if child:
         os.close(write)
@@ -138,7 +138,7 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_descriptors() -> None:
-    """Put copies in place of open files, and let those for writing alone lead nowhere."""
+    """Replace open files by copies, and files opened only for writing by the null device."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"
@@ -163,7 +163,7 @@ def _own_descriptors() -> None:
 
 
 def _own_memory() -> None:
-    """Put private copies in place of all memory that this process shares with its parent."""
+    """Replace memory that this process shares with its parent by private copies."""
     # A large file in memory is not copied before this process writes to it.
     assert LIBC is not None
     maps = "/proc/self/maps"

@@ -1,4 +1,4 @@
-"""Copies of small tensors to the host, several at once."""
+"""Functions that copy small tensors to the CPU, and remember their numbers."""
 # A copy from an accelerator waits until all pending work there is done, so numbers that came from the host are
 # remembered instead of copied back.
 
@@ -15,7 +15,7 @@ _KNOWN: Any = WeakIdKeyDictionary()
 
 
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copy small tensors to the host, all of them at once."""
+    """Copy small tensors to the CPU in a single transfer."""
     known = [tensor.detach() for tensor in tensors]
     there = [tensor for tensor in known if tensor.device.type != "cpu"]
     if not there:
@@ -28,7 +28,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copy small tensors to the host, and remember their numbers for :func:`on_host`."""
+    """Copy small tensors to the CPU, and remember their numbers for :func:`on_host`."""
     there = list(tensors)
     here = to_host(there)
     _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
@@ -36,7 +36,7 @@ def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Return numbers as a tensor ``[k]`` on a device, and remember them for :func:`on_host`."""
+    """Copy numbers to a device, as a tensor ``[k]``, and remember them for :func:`on_host`."""
     here = torch.tensor(numbers)
     there = here.to(device)
     _KNOWN[there] = here.tolist()
@@ -44,6 +44,6 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``."""
+    """Return the numbers in a tensor ``[k]``, without a transfer if they are remembered."""
     known = _KNOWN.get(tensor)
     return tensor.tolist() if known is None else list(known)

@@ -1,4 +1,4 @@
-"""A process's own folder, and its own view of the file system, whose writes no other process sees."""
+"""Functions that give a process a folder and a view of the file system of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWN = ".coalitions"
 
 @contextmanager
 def own_folder(root: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, and delete it at the end, with those that killed processes have left in ``root``."""
+    """Yield a new folder, and delete it at the end. Folders that killed processes left are deleted first."""
     root = (root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())).absolute()
     with ExitStack() as held:
         with _locked(root):
@@ -46,8 +46,8 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path, more: int = 0) -> Iterator[None]:
-    """Lock a folder, in this process and its forks; with ``LOCK_NB`` raise OSError where that is not possible."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Lock a folder for this process and its forks. With ``LOCK_NB`` raise OSError if another one holds the lock."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | more)
@@ -60,7 +60,7 @@ def _locked(folder: Path, more: int = 0) -> Iterator[None]:
 
 
 def own_view(folders: Iterable[str], own: str) -> None:
-    """Let this single-threaded fork keep its writes in memory below ``own``, where the system allows it."""
+    """Redirect this fork's file writes into memory, below the folder ``own``. Other processes do not see them."""
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
     if _call("unshare", _NEW_NAMESPACES[0], failing=False):
         _call("unshare", _NEW_NAMESPACES[1])
@@ -88,7 +88,7 @@ def own_view(folders: Iterable[str], own: str) -> None:
 
 
 def no_writes(own: str) -> None:
-    """Let Python raise an error whenever this process writes outside of ``own``."""
+    """Make Python raise PermissionError when this process writes outside the folder ``own``."""
     # For systems without `own_view`.
     tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
@@ -111,7 +111,7 @@ def no_writes(own: str) -> None:
 
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:
-    """Return ``{folder: descriptor}`` of the folders to cover, outer ones first."""
+    """Open the folders whose writes are redirected. Return ``{folder: descriptor}``, outer folders first."""
     tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
@@ -134,7 +134,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, op
 
 
 def _call(name: str, *arguments: Any, failing: bool = True) -> int:
-    """Call a function of the C library, and raise OSError if it fails, unless not ``failing``."""
+    """Call a function of the C library. With ``failing`` raise OSError if it fails."""
     if LIBC is None:
         raise OSError("there are no namespaces on this system")
     status: int = getattr(LIBC, name)(*arguments)

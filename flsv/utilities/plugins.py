@@ -1,4 +1,4 @@
-"""Components from other packages, found by entry points."""
+"""Functions that find the components of other packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.utilities.errors import check_lightning
 
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
-    """Return the classes that installed packages register in a group of entry points."""
+    """Return the classes that installed packages register as entry points of ``group``."""
     found = []
     for entry in entry_points(group=group):
         try:
@@ -34,7 +34,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
 
 
 def why_no_class(path: str) -> str:
-    """Return the error of importing a class's module as a sentence, empty if there is none."""
+    """Describe the error of importing the class at ``path``. Return "" if its module can be imported."""
     package, _, name = path.rpartition(".")
     try:
         found = find_spec(package.partition(".")[0]) if package else None

@@ -1,4 +1,4 @@
-"""CSV files of results that take long to compute, each written as soon as it is known."""
+"""CSV files of results that take long to compute. Each result is written when it is known."""
 # A killed process loses only the result that it was computing. If all rows belong to one experiment, the first line
 # holds its settings, and results of other settings are refused.
 
@@ -15,7 +15,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class ResultFile:
-    """CSV file of results to which rows are appended."""
+    """CSV file of results to which rows are appended.
+
+    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. If the
+    process was killed while writing, the last result is dropped: all rows that agree with the last row in the first
+    ``key`` columns.
+    """
 
     def __init__(
         self,
@@ -29,7 +34,7 @@ class ResultFile:
         self.path, self._columns = path, columns
         self._settings = None if settings is None else {name: str(value) for name, value in settings.items()}
         self.rows: list[dict[str, Any]] = []
-        #: Whether the file exists and holds :attr:`rows`; if not, the first row creates it.
+        #: Whether the file exists and holds :attr:`rows`. If not, the first row creates it.
         self._begun = False
         lines = whole_lines(path) if path.is_file() else []
         heads = 1 if settings is None else 2
@@ -51,14 +56,14 @@ class ResultFile:
             self._drop_last(lines, heads, list(columns)[:key])
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Append all of the rows or none."""
+        """Append the rows, all or none."""
         if self._begun:
             append(self.path, csv_text(rows))
         else:
             self.replace(rows)
 
     def replace(self, rows: Iterable[Sequence[object]]) -> None:
-        """Write the file with these rows in place of all that it holds."""
+        """Replace the file's contents with these rows."""
         first = "" if self._settings is None else f"# {json.dumps(self._settings)}\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as file:
@@ -66,7 +71,7 @@ class ResultFile:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """Name the settings that differ from the file's, for a message."""
+        """Describe the settings that differ from those in the file's first line."""
         if self._settings is None:
             return []
         try:
@@ -77,7 +82,7 @@ class ResultFile:
         return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
-        """Drop the last result, which a kill may have cut short."""
+        """Drop the last result, which may be incomplete."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
         kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
         self.rows = [self.rows[place] for place in kept]
@@ -95,5 +100,5 @@ def read_members(cell: str) -> tuple[int, ...]:
 
 
 def members_text(coalition: Iterable[int]) -> str:
-    """Return a coalition as text that :func:`read_members` reads."""
+    """Format a coalition as text that :func:`read_members` parses."""
     return "+".join(map(str, coalition)) or "-"

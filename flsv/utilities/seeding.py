@@ -17,12 +17,12 @@ from torch import Tensor
 
 
 def seed_or_default(seed: int | None) -> int:
-    """Return ``seed``, by default that of Lightning's ``seed_everything``, or 0."""
+    """Return ``seed``, or if it is None the seed of Lightning's ``seed_everything``, or 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
-    """Derive a 63-bit seed for the stream named by ``path``, independent of all others."""
+    """Derive a 63-bit seed from a run's seed and the words and numbers in ``path``."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
     state = np.random.SeedSequence([seed_or_default(seed) % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
@@ -30,17 +30,17 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """Return a CPU generator at the start of the stream named by ``path``."""
+    """Return a new CPU generator, seeded by :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
 def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
-    """Return the generator that shuffles a client's samples for one local epoch."""
+    """Return a new generator that shuffles a client's samples for one local epoch."""
     return generator_for(seed, "shuffle", round_index, client, epoch)
 
 
 def seed_global_rngs(seed: int, *path: int | str) -> None:
-    """Set the global generators to the start of the stream named by ``path``."""
+    """Seed the global generators of Python, NumPy and torch by :func:`derive_seed`."""
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
@@ -69,7 +69,7 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return the states of torch's generators on the CPU and on this device."""
+    """Return the states of torch's generators on the CPU and on ``device``."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
@@ -82,7 +82,7 @@ def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.devic
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
-    """Seed the global generators within this context, and restore their states afterwards."""
+    """Seed the global generators within this context, and restore their states at its end."""
     before = global_rngs()
     seed_global_rngs(seed, *path)
     try:

@@ -1,4 +1,4 @@
-"""Supervisor: runs tasks in child processes, several at once, and returns their answers."""
+"""Functions that run tasks in child processes, several at once, and return their answers."""
 # A child that fails, is killed or takes too long is one named failure, and the others go on. No child outlives this
 # process (on Linux), and a child runs nothing but its task: no atexit function, finally block or destructor of this
 # program.
@@ -52,7 +52,7 @@ class ChildFailed(RuntimeError):
 
 
 class GoOn(BaseException):
-    """Exception with which a task leaves :func:`supervise` in its forked child."""
+    """Exception by which a task in a forked child leaves :func:`supervise` and continues the program."""
 
 
 def supervise(
@@ -61,6 +61,9 @@ def supervise(
     limit_s: float | None = None,
 ) -> Generator[tuple[Name, Any], None, None]:
     """Run tasks in child processes, and yield each task's name and answer when it ends.
+
+    At most ``jobs`` tasks run at once. The answer of a task that fails or takes longer than ``limit_s`` seconds is a
+    :class:`ChildFailed`.
 
     Example:
         >>> dict(supervise([("one", lambda: 1), ("two", lambda: 2)], jobs=2))
@@ -96,7 +99,7 @@ def supervise_fresh(
     limit_s: float | None = None,
     forks: bool = True,
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks as :func:`supervise` does where this process cannot be forked."""
+    """Run tasks in fresh processes, like :func:`supervise`, if this process cannot be forked."""
     # Tasks cross by cloudpickle. Without `forks` each has a fresh process, as those that use an accelerator need.
     if forks:
         with closing(FreshProcess()) as process:
@@ -106,7 +109,7 @@ def supervise_fresh(
 
 
 class ForksOrFresh:
-    """Runs tasks as :func:`supervise`, or as :func:`supervise_fresh` from when the first fork that ends has failed."""
+    """Runner of tasks in forks, or in fresh processes if the first fork that ends has failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -130,7 +133,7 @@ class ForksOrFresh:
 
 
 class FreshProcess:
-    """Fresh process that forks itself for each task, from the first call of :meth:`supervise` until it is closed."""
+    """Fresh Python process that forks itself for each task."""
 
     def __init__(self) -> None:
         self._child: _Child | None = None
@@ -170,14 +173,14 @@ class FreshProcess:
 
 
 def by_workers() -> bool:
-    """Return whether ``joblib.parallel_config`` names a backend with workers, such as ``"dask"``."""
+    """Return whether ``joblib.parallel_config`` names a backend with its own workers, such as ``"dask"``."""
     return not isinstance(get_active_backend()[0], LokyBackend)
 
 
 def supervise_by_joblib(
     tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks in fresh processes of the workers of ``joblib.parallel_config``, whose number replaces ``jobs``."""
+    """Run tasks in fresh processes on the workers of ``joblib.parallel_config``. ``jobs`` is ignored."""
     here = sys.path, os.getcwd()
     calls = (joblib.delayed(_at_worker)(name, task, limit_s, *here) for name, task in tasks)
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
@@ -196,17 +199,20 @@ def _there(folder: str, task: Callable[[], Any]) -> Any:
     return task()
 
 
+_FRESH = "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import run_fresh; run_fresh()"
+
+
 def _command(
     task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
-    """Return a fresh process's command and input: it runs a task, or forks itself for tasks that it receives."""
+    """Return the command and input of a fresh process. Without ``task``, it forks for each task that it receives."""
     # It imports flsv from where this process has it.
-    code = f"import sys; sys.path[:] = {[*(imports or sys.path)]}; from flsv.utilities.supervisor import run_fresh"
-    return [sys.executable, "-c", f"{code}; run_fresh()"], b"" if task is None else cloudpickle.dumps(task)
+    given = b"" if task is None else cloudpickle.dumps(task)
+    return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
 
 
 def run_fresh() -> None:
-    """Run the task in this fresh process's input, or tasks that it receives in its forks."""
+    """Run the task in this process's input, or fork for each task that the supervisor sends."""
     number = int(os.environ[ANSWER])
     if given := sys.stdin.buffer.read():
         _work(pickle.loads(given), number)
@@ -224,13 +230,16 @@ def answer(value: Any) -> NoReturn:
 
 
 def fail(reason: str) -> NoReturn:
-    """Report to this process's supervisor that its task has failed, and end the process."""
+    """Send the reason of a failure to this process's supervisor, and end the process."""
     _send((False, reason))
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[Callable[[], None]]:
-    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
+
+    Yield a function that raises it again if a library has suppressed it.
+    """
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
@@ -259,7 +268,7 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
 
 
 class _Child:
-    """Child process that runs one task, as its supervisor sees it."""
+    """Handle of a child process that runs one task."""
 
     def __init__(self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None) -> None:
         self.name, self._limit_s = name, limit_s
@@ -294,7 +303,7 @@ class _Child:
         os.close(write)
 
     def ended(self) -> bool:
-        """Read what the child has sent, and return whether it has ended."""
+        """Read the child's output, end it if it takes too long, and return whether it has ended."""
         self._read()
         if self._poll() is None:
             if self._until is not None and time.monotonic() > self._until:
@@ -310,7 +319,7 @@ class _Child:
         return True
 
     def _hangs(self) -> bool:
-        """Return whether the child and its children have only slept for too long."""
+        """Return whether the child and its descendants have used no processor for too long."""
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             seen, passed = asleep(self._pid), min(now - self._looked, 2 * LOOK_S)  # more if all processes were halted
@@ -333,7 +342,7 @@ class _Child:
                 self._output.close()
 
     def kill(self) -> None:
-        """Kill the child and the processes that it has started."""
+        """Kill the child and the processes that it started."""
         self._end()
         while self._poll() is None:
             time.sleep(0.01)
@@ -378,7 +387,7 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or failure, and end the process."""
+    """Run a task in this fork, send its answer or error, and end the process."""
     global _answer_to
     _answer_to = write
     try:

@@ -1,4 +1,4 @@
-"""Features by which samples are compared, fitted without pooling raw data."""
+"""Features of samples, such as principal components, fitted without pooling raw data."""
 # Without validation samples every client sends the sum [d] and second moments [d, d] of its samples, whose sums give
 # the components of the pooled samples. The moments of a client with fewer than d samples reveal the subspace that they
 # span. Only sums over clients are used, so secure aggregation, which is not built in, could hide them.
@@ -25,7 +25,7 @@ __all__ = ["FEATURES", "PCA", "Backbone", "Features", "Penultimate", "Pixels", "
 
 
 class Features(ValidatedArguments, ABC):
-    """Base class of maps from samples ``[m, ...]`` to features ``[m, d]``.
+    """Base class of functions that map samples ``[m, ...]`` to features ``[m, d]``.
 
     A valuation calls :meth:`fit` once at the server, and then the object itself at every client and at the server.
 
@@ -45,10 +45,10 @@ class Features(ValidatedArguments, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Compute the features ``[m, d]`` of samples."""
+        """Compute the features ``[m, d]`` of m samples."""
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Fit the features, by default not at all.
+        """Fit the features to the samples. Does nothing by default.
 
         Args:
             server: the server's validation samples ``[m, ...]``. None if it has none.
@@ -58,7 +58,7 @@ class Features(ValidatedArguments, ABC):
 
 
 def make_features(features: str | Features) -> Features:
-    """Make a :class:`Features` object from its name, or return the given one.
+    """Return the :class:`Features` object with a name, or the given object.
 
     Example:
         >>> make_features("pca")
@@ -72,7 +72,7 @@ def make_features(features: str | Features) -> Features:
 
 
 class Pixels(Features):
-    """Features that are the sample's values themselves, flattened to a vector.
+    """A sample's own values as features, flattened to a vector.
 
     Example:
         >>> import torch
@@ -88,11 +88,10 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """The inputs ``[m, d]`` of the current global model's classifier head.
+    """The inputs ``[m, d]`` of the current global model's classifier head as features.
 
-    The model changes from round to round, and with it the unit of distances between samples. Between rounds, do not
-    compare clients' distances from the validation data, but their contribution shares
-    (:attr:`flsv.valuation.Valuation.shares`), which have no unit.
+    The model changes from round to round, and so does the unit of distances. Between rounds, compare the clients'
+    contribution shares (:attr:`flsv.valuation.Valuation.shares`), which have no unit, not their distances.
 
     Args:
         head: name of the head as in ``module.named_modules()``. None: the layer that timm's ``get_classifier()``
@@ -121,7 +120,7 @@ class Penultimate(Features):
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
-    """Compute the inputs ``[m, d]`` of a module's classifier head for samples."""
+    """Compute the inputs ``[m, d]`` of a module's classifier head for m samples."""
     found = ParameterSpace(module, head).head
     if found is None:
         name = type(module).__name__
@@ -145,7 +144,7 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 
 class PCA(Features):
-    """Features that are the first principal components of the samples.
+    """The first principal components of the samples as features.
 
     Components are not scaled to unit variance, so that distances between features approximate those between samples.
 
@@ -153,7 +152,8 @@ class PCA(Features):
         components: number of components. With fewer samples or dimensions, as many as possible.
 
     Raises:
-        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample.
+        ConfigurationError: ``components`` is below 1, or, at the fit, there is no finite sample, or, at the call,
+            samples have another size.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -193,11 +193,15 @@ class PCA(Features):
         if self._mean is None:
             raise RuntimeError(f"{self!r} is not fitted yet: call fit first.")
         x = x.flatten(1).float()
+        if x.shape[1] != len(self._mean):  # a single number would be subtracted from all means
+            raise ConfigurationError(
+                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
+            )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 
 
 def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
-    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples; None without samples."""
+    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples. None without samples."""
     if not int(local.class_counts.sum()):
         return None
     x = local.samples()[0].flatten(1).cpu()
@@ -210,7 +214,7 @@ FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penul
 
 
 class Backbone(Features):
-    """The inputs of the classifier head of a network that is not trained.
+    """The inputs of a fixed network's classifier head as features.
 
     Pixel values are not changed, so normalize the data as the network's weights require.
 

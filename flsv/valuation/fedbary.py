@@ -41,7 +41,7 @@ LARGEST = 100  # default number of support points, if all clients have enough sa
 
 @dataclass(frozen=True)
 class Valuation:
-    """Result of a valuation of k clients by :meth:`FedBary.value`.
+    """Result of :meth:`FedBary.value`, a valuation of k clients.
 
     Args:
         clients: ids of the k clients. All other entries are in this order.
@@ -76,14 +76,15 @@ class Valuation:
 
     @property
     def flagged_shares(self) -> Tensor:
-        """Share of each client's flagged samples, ``[k]``, NaN without samples."""
+        """Fraction of each client's samples that are flagged, ``[k]``. NaN without samples."""
         return self.flagged / (self.samples + self.broken)
 
 
 class FedBary(ValidatedArguments):
-    """Valuation of clients and samples by Wasserstein distances. A client is valued by the distance of its data from
-    the server's validation set or, without one, from the clients' barycenter. A sample is valued by this distance's
-    gradient.
+    """Valuation of clients and samples by Wasserstein distances.
+
+    A client is valued by the distance of its data from the server's validation set or, without one, from the clients'
+    barycenter. A sample is valued by this distance's gradient.
 
     Clients send only interpolants (points between their data and the server's) and distances and, if samples are
     valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples. The larger
@@ -159,7 +160,7 @@ class FedBary(ValidatedArguments):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """Return ``support``, or its default for ``{client id: number of samples}``."""
+        """Return the number of support points for clients with ``{id: number of samples}``."""
         sizes = {client: size for client, size in samples.items() if size}
         support = LARGEST if self.support is None else self.support
         if self.allow_reconstruction or not sizes:
@@ -180,7 +181,7 @@ class FedBary(ValidatedArguments):
         judge: bool = True,
         others: Mapping[int, int] | None = None,
     ) -> Valuation:
-        """Value clients and, if asked, their samples.
+        """Value clients and, with ``judge``, their samples.
 
         Args:
             clients: the k clients.
@@ -255,7 +256,7 @@ class FedBary(ValidatedArguments):
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
-        """Run the server's side of one client's valuation."""
+        """Run the server's side of one client's valuation. Return the distance and the samples' summary."""
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
@@ -285,7 +286,7 @@ def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | Non
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
-    """Make one client from each pair of samples and classes.
+    """Make one client from each pair of samples and their classes.
 
     Args:
         sets: samples ``[m, ...]`` and classes ``[m]`` of each client, which may have none.
@@ -308,7 +309,7 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """Return a data module's clients, and the server's data. The latter are None without a validation set.
+    """Return a data module's clients, and the server's data, which are None without a validation set.
 
     Args:
         data: a :class:`flsv.FederatedDataModule` after ``setup``.
@@ -346,7 +347,7 @@ MOST_PANELS = 24
 
 
 def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw each client's histogram of its samples' calibrated gradients."""
+    """Draw a histogram of the samples' calibrated gradients for each client."""
     from matplotlib.figure import Figure
 
     shown = min(len(found.clients), MOST_PANELS)

@@ -38,7 +38,7 @@ Rule = Literal["outlier", "positive"]
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """Four numbers that a client sends at the start of a valuation."""
+    """Counts of samples, broken samples, features and dimensions, sent by a client at a valuation's start."""
 
     samples: int
     broken: int
@@ -79,7 +79,7 @@ class SampleValues:
 
 @dataclass(frozen=True)
 class _ClientState:
-    """State of a client during a valuation, on the CPU."""
+    """State that a client keeps during a valuation, on the CPU."""
 
     x: Tensor
     y: Tensor
@@ -90,7 +90,7 @@ class _ClientState:
 
 
 def embed_labels(x: Tensor, y: Tensor, how: FedBary) -> tuple[Tensor, ClassStatistics]:
-    """Append label coordinates to the features of samples."""
+    """Append coordinates that represent the labels to the samples' features. Also return the classes' statistics."""
     statistics = class_statistics(x, y, covariance=how.covariance)
     if how.label_weight == 0:
         return x, statistics
@@ -99,7 +99,7 @@ def embed_labels(x: Tensor, y: Tensor, how: FedBary) -> tuple[Tensor, ClassStati
 
 
 def enter(local: LocalData, key: Any, embed: Embed, how: FedBary) -> FirstAnswer:
-    """Compute the features of a client's samples, and store them in its memory."""
+    """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
     x, y = local.samples()
@@ -120,12 +120,12 @@ def enter(local: LocalData, key: Any, embed: Embed, how: FedBary) -> FirstAnswer
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the points between samples and target, and their distance, at the client."""
+    """Compute the client's interpolants for the server's points ``gamma``, and the distance, at the client."""
     return local.memory[key].role.answer(gamma)
 
 
 def judge(local: LocalData, key: Any, points: Tensor, how: FedBary, seed: int) -> Verdict:
-    """Value the client's samples, store the values there, and return their summary."""
+    """Value a client's samples, store the values at the client, and return a summary."""
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
@@ -160,7 +160,7 @@ NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
-    """Return a text with the reason for the value of each sample."""
+    """Return the reason for each sample's value as a text."""
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
     texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
@@ -172,7 +172,7 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Subtract from each gradient the mean of the others of its class.
+    """Subtract from each gradient the mean of the other gradients of its class.
 
     Example:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
@@ -185,9 +185,7 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """Return the values of a client's samples from its latest valuation. Only the client itself may call this, since
-    the server would receive the result.
-    """
+    """Return the values of a client's samples from its latest valuation. Only the client itself may call this."""
     return local.memory[SampleValues]
 
 
@@ -195,20 +193,19 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """Write ``flagged.csv``, the client's flagged samples, into its folder.
+    """Write a client's flagged samples to ``flagged.csv`` in its folder.
 
     This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
-    are the sample's ``index`` in the data set, its ``label`` (the class's name, if there are names), its ``score``,
-    the calibrated gradient in squared feature units or empty if it is not finite, and ``why``. The most harmful samples
-    come first. If no sample is flagged, the file has only the header. If the client has not valued its samples, no file
-    is written.
+    are the sample's ``index`` in the data set, its ``label`` (the class's name or number), its ``score`` (the
+    calibrated gradient in squared feature units, empty if it is not finite) and ``why``. The most harmful samples come
+    first. Without flagged samples the file has only the header. No file is written before the samples are valued.
 
     Args:
         local: the client's own data.
         folder: the client's own folder, which is created if it does not exist.
         indices: int64 ``[m]``, indices of the client's training samples in the data set, in the order in which the
             client reads them.
-        class_names: names of the M classes. None: the file has the classes' numbers.
+        class_names: names of the M classes. None: the file has numbers.
     """
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or len(found.why) != len(found.gradients):
@@ -269,7 +266,7 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Compute by how many deviations each gradient is above its center."""
+    """Compute how many deviations each gradient is above its center, see :func:`flag_samples`."""
     above, deviation = _above_center(gradients, y)
     return torch.where(above == 0, above, above / deviation)
 

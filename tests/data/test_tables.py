@@ -107,6 +107,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
         (lambda: [[1.0]] * 60, "has list in"),
         (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number, but stored as text"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is not a valid number"),
+        (lambda: [1e300, *range(59)], "row 0: '1e.300' in 'odd' is not a valid number"),
     ],
 )
 def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
@@ -295,6 +296,8 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"):
         ready(str(tmp_path), labels="ill")
+    with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
+        ready(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
     (card,) = ready(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
     assert card.categories == ["Nord", "Süd"]
 
@@ -373,6 +376,16 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
 def test_table_with_wrong_options_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(**PATIENTS), **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [([0.1] * ROWS, "all training rows have the same 'y'"), ([1e300, *AGE[1:]], "'1e.300' in 'y' .target. is not")],
+)
+def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
+    columns = Columns(task="regression", standardize_target=True)
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(x=list(range(ROWS)), y=target), labels="y", columns=columns)
 
 
 def test_equal_tables_have_equal_hashes():

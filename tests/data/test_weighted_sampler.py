@@ -108,9 +108,18 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> Non
         torch.testing.assert_close(kept[client], values, rtol=1e-4, atol=1e-6)
 
 
-def test_weights_of_fewer_samples_than_there_are_are_refused() -> None:
+def test_weights_that_cannot_be_drawn_by_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="WeightedRandomSampler has 3 weights, and the training data have 130"):
         dealt(Weighted(weights=torch.ones(3)))
+    held = dealt(Weighted()).client_indices(1)
+    none = WEIGHTS.clone()
+    none[held] = 0
+    with pytest.raises(ConfigurationError, match="Client 1 has too few samples with a weight above 0"):
+        dealt(Weighted(weights=none))
+    none[held[0]] = 1
+    dealt(Weighted(weights=none))
+    with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
+        dealt(Weighted(weights=none, replacement=False))
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:

@@ -53,6 +53,20 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save(figure, tmp_path)
 
 
+def test_a_second_picture_on_an_axis_has_room() -> None:
+    for values in (lambda top: torch.tensor([top]), lambda top: [torch.tensor([top])] * 2):
+        _, axis = plot_contributions(values(0.1))
+        plot_contributions(values(2.0), axis)
+        assert axis.get_ylim()[1] > 2
+
+
+def test_of_many_clients_those_without_a_value_are_not_among_the_lowest() -> None:
+    values = torch.arange(1.0, 31.0)
+    values[10:20] = NAN
+    _, axis = plot_contributions([values, values])
+    assert labels(axis.get_legend().get_texts()) == [*(f"client {i}" for i in (29, 28, 27, 26, 25, 4, 3, 2, 1, 0))]
+
+
 def test_metric_plots_show_client_names_class_names_and_units() -> None:
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])

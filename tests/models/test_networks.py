@@ -107,4 +107,12 @@ def test_build_network_with_an_unknown_name_raises(name):
     with pytest.raises(
         ConfigurationError, match=f"Unknown network '{name}'. flsv's own networks are fast_text, lenet5"
     ):
-        build_network(name, 10, (3, 32, 32))
+        build_network(name, 10, (4,))
+
+
+@pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 75)])
+def test_torchvision_networks_with_auxiliary_heads_return_logits(monkeypatch, name, side):
+    # Their own initialization takes seconds and draws from scipy; not what this test is about.
+    monkeypatch.setattr(nn.init, "trunc_normal_", lambda tensor, **kwargs: tensor)
+    network = build_network(f"torchvision:{name}", 4, (3, side, side))
+    assert network.train()(torch.rand(2, 3, side, side)).shape == (2, 4)

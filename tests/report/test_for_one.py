@@ -59,7 +59,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         numbers += [Numbers(w, [own(i, r, w) for i in everybody]) for w in ("weight", "accuracy", "update_norm")]
         file.append(round_rows(r, numbers, names))
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
-    metrics["sv"] = {**metrics["cssv"], "class": "FederatedShapley", "per_class": False}
+    metrics["sv"] = {**metrics["cssv"], "class": "PartialFederatedShapley", "per_class": False}
     retold(
         folder,
         metrics=metrics,

@@ -83,9 +83,13 @@ def test_pca_fit_ignores_non_finite_rows() -> None:
         assert pca(broken)[7].isnan().all()
 
 
-def test_pca_refuses_no_samples() -> None:
+def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
         PCA().fit(None, clients_of(sets(draw(0), 0)))
+    pca = PCA(2)
+    pca.fit(draw(20), [])
+    with pytest.raises(ConfigurationError, match="of 20 numbers, and got 1"):
+        pca(torch.zeros(3, 1))
 
 
 # The model's own

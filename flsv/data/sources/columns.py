@@ -192,6 +192,8 @@ _KINDS = {
     "empty": "",
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+#: Approximately the largest number of single precision.
+LARGEST = 1e38
 #: Largest number of different values that may still be categories.
 FEW = 10
 #: Largest number of problems that a message lists.
@@ -293,6 +295,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
+    numbers = numbers.mask(numbers.abs() > LARGEST)
     for row in np.flatnonzero(numbers.isna() & there).tolist():
         words = sorted({str(word) for word in values[numbers.isna() & there]})
         remedy: dict[str, Any] = {"categorical": [name]}

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from flsv.data.groups import check_spelling, plain_names
 from flsv.data.labels import chosen_by_rarity, in_order, positive_last
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.columns import ColumnCard, Columns, read_columns, without_gaps
+from flsv.data.sources.columns import LARGEST, ColumnCard, Columns, read_columns, without_gaps
 from flsv.data.sources.notation import parsed
 from flsv.data.sources.table import Table, one_table, texts_by_file, words_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -149,13 +149,15 @@ class TableEncoder:
                 )
             return torch.from_numpy(labels.astype(np.int64))
         numbers = parsed(column.tolist(), self.columns.decimal, self.columns.thousands)
-        for row in np.flatnonzero(np.isnan(numbers)).tolist():
+        for row in np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist():
             raise ConfigurationError(
                 f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number: a "
                 "class, a missing value (gaps), or in another notation (decimal, thousands)?"
             )
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
+            if self.target_std <= 1e-12 * abs(self.target_mean):
+                raise ConfigurationError(f"{table.path}: all training rows have the same {self.target!r} (target).")
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:

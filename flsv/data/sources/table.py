@@ -167,13 +167,14 @@ _QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 def _decoded(path: Path, encoding: str | None) -> str:
     data = path.read_bytes()
     try:
-        return data.decode("utf-8-sig")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return data.decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
-        if encoding is not None:
-            return data.decode(encoding)
         raise ConfigurationError(
-            f"{path}: this is not UTF-8 ({error.reason} at byte {error.start}). Save it in UTF-8, or name its "
-            'encoding, as of Excel in Western Europe: columns: {"encoding": "cp1252"}.'
+            f"{path}: this is not {encoding or 'UTF-8'} ({error.reason} at byte {error.start}). Save it in UTF-8, or "
+            'name its encoding, as of Excel in Western Europe: columns: {"encoding": "cp1252"}.'
         ) from error
 
 

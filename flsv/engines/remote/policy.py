@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +20,18 @@ from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
+
+#: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
+#: argument ``performance`` names another. A site may allow more.
+QUESTIONS: Mapping[str, str | None] = {
+    "flsv.personalization.pfedsv:collaborate": "accuracy",
+    "flsv.personalization.fedfomo:mix_models": "negative_loss",
+    "flsv.core.round:started_from": None,
+    "flsv.sampling.power_of_choice:local_loss": "negative_loss",
+    "flsv.metrics.contribution_estimation:leave_self_out": "accuracy",
+    "flsv.games.judges:judge": "accuracy",
+    "flsv.games.judges:judge_coalitions": "accuracy",
+}
 
 
 @checked
@@ -69,10 +81,12 @@ class SitePolicy:
             names = [each.name for each in fields(cls)]
             raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
 
-    def check_question(self, question: str) -> None:
-        """Raise Refused if the server may not request the function ``question``."""
+    def check_question(self, question: str, more: Sequence[str] = ()) -> None:
+        """Raise Refused unless the server may request ``question``, one of flsv's own or of ``more``."""
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
+        if question not in {*QUESTIONS, *more}:
+            raise Refused(f"{question!r:.120} is no question that this site answers")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""

@@ -41,7 +41,7 @@ from flsv.engines.remote.messages import (
     unpack,
     update_packet,
 )
-from flsv.engines.remote.policy import SitePolicy
+from flsv.engines.remote.policy import QUESTIONS, SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
@@ -57,17 +57,6 @@ from flsv.utilities.seeding import seed_global_rngs
 
 SiteState = dict[str, Any]
 _log = logging.getLogger(__name__)
-#: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
-#: argument ``performance`` names another. A site may allow more.
-QUESTIONS: Mapping[str, str | None] = {
-    "flsv.personalization.pfedsv:collaborate": "accuracy",
-    "flsv.personalization.fedfomo:mix_models": "negative_loss",
-    "flsv.core.round:started_from": None,
-    "flsv.sampling.power_of_choice:local_loss": "negative_loss",
-    "flsv.metrics.contribution_estimation:leave_self_out": "accuracy",
-    "flsv.games.judges:judge": "accuracy",
-    "flsv.games.judges:judge_coalitions": "accuracy",
-}
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -111,7 +100,7 @@ class Site:
         self._make_module, self._folder = module, folder
         federation, made = settings(), data()
         self._config = federation.config
-        self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
+        self._trainer_options, self._questions = dict(trainer or {}), questions
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
         self._upload_seed, self._secret, self.policy = upload_seed, own_secret(folder), policy or SitePolicy()
         if not isinstance(made, FederatedDataModule):
@@ -190,9 +179,7 @@ class Site:
 
     def _ask(self, packet: Packet) -> Packet:
         name = packet.plain["question"]
-        self.policy.check_question(name)
-        if name not in self._questions:
-            raise PermissionError(f"{name!r} is no question that this site answers.")
+        self.policy.check_question(name, self._questions)
         module_name, _, function = name.partition(":")
         question = getattr(importlib.import_module(module_name), function)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)

@@ -16,6 +16,7 @@ from flsv.functional.shapley.game import (
     evaluate,
     result_dtype,
 )
+from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
 _CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
@@ -64,6 +65,7 @@ def check_enumerable(name: str, num_players: int, budget: int | None, alternativ
         )
 
 
+@checked
 def exact_shapley(
     utility: Utility,
     num_players: int,

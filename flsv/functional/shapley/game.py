@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -176,7 +177,7 @@ class Sampling(MemoizedGame):
     def __init__(self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int) -> None:
         super().__init__(utility, num_players)
         everything = 2**num_players
-        minimum = min(minimum, everything)
+        minimum, budget = min(minimum, everything), check_argument(name, "budget", budget, int | None)
         if budget is None:
             budget = min(max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum), everything)
         if budget < minimum:

@@ -118,18 +118,6 @@ class Layer:
     masks: Tensor
     seen: set[int | bytes] = field(default_factory=set)
 
-    @property
-    def centered(self) -> Tensor:
-        """Return the drawn membership vectors minus size / n, float64 ``[m, n]``."""
-        return self.masks.to(torch.float64) - self.size / self.masks.shape[1]
-
-    @property
-    def kernel_share(self) -> float:
-        """Compute the layer's total weight in the Shapley kernel, divided by n - 1."""
-        # The weight is 1 / (s (n - s)) for a size s, twice that for a layer of two sizes (Lundberg and Lee, NeurIPS
-        # 2017).
-        return self.sizes / (self.size * (self.masks.shape[1] - self.size))
-
 
 class PairedSample:
     """Random sample of distinct pairs of complementary coalitions, drawn by size without replacement."""
@@ -268,19 +256,19 @@ def adjusted_values(
     game, left_out = fit(masks, play(masks))
     gap = gains - game(ends)
     values = game.shapley() + (gap[1] - gap[0]) / n
-    pairs_left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split(
-        [len(layer.masks[:count]) for layer, count in zip(layers, fitted, strict=True)]
-    )
+    pairs_left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split(fitted)
     variance = torch.zeros(())
     for layer, unseen in zip(layers, pairs_left_out, strict=True):
-        factor = layer.kernel_share * n / 2 * layer.centered.unsqueeze(-1)
+        # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
+        share = layer.sizes / (layer.size * (n - layer.size))
+        factor = share * n / 2 * (layer.masks.double() - layer.size / n).unsqueeze(-1)
         residuals = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
         values = values + (factor * residuals.unsqueeze(1)).mean(dim=0)
         residuals[: len(unseen)] = unseen  # of a fit without the pair
         count = len(layer.masks)
         if count < layer.capacity:
             # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
-            # docs/results/intervals.csv.
+            # docs/results/intervals_digits.csv.
             terms = factor * residuals.unsqueeze(1)
             influences = (terms - terms.mean(dim=0)) / (count * (count - 1)) ** 0.5
             variance = variance + (1 - count / layer.capacity) * influences.square().sum(dim=0)

@@ -3,9 +3,8 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and section 4.1, after
 Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020.
 
-Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack of
-``tools/studies/paper_fedbary_samples.py`` hardly finds a near copy of a sample, see
-``docs/results/fedbary.md``.
+Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack in
+``docs/results/fedbary.md`` hardly finds a near copy of a sample.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv.cli import main
-from helpers.sites import ACCEPTED, NAMES, SECONDS, deployment, living
+from helpers.sites import ACCEPTED, NAMES, deployment, living
 
 pytestmark = pytest.mark.flower
 ROUNDS = 7
@@ -100,16 +100,16 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
         own = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
         project.write_text(written.split("client = client_app")[0] + own)
         processes.supervise("rounds")
-        processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3, SECONDS)
+        processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3)
         processes.kill("Osaka")
         os.kill(diary(folder)[-1][0], signal.SIGKILL)
         processes.start_site("Osaka", until_accepted=True)
-        processes.wait_for("Osaka", lambda log: ACCEPTED in log, SECONDS)
-        processes.wait_for("rounds", lambda _: diary(folder)[-1][1] == ROUNDS - 3, SECONDS)
+        processes.wait_for("Osaka", lambda log: ACCEPTED in log)
+        processes.wait_for("rounds", lambda _: diary(folder)[-1][1] == ROUNDS - 3)
         processes.kill("link")
         processes.start_link()
         (folder / "osaka_is_back").touch()
-        processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
+        processes.wait_for("rounds", lambda log: "the run has finished" in log)
         # One process a site and run, whatever was killed: each has a socket of its own.
         command = [Path(f"/proc/{process}/cmdline").read_bytes() for process in living(folder)]
         assert len(set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))) == len(command)

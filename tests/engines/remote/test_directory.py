@@ -231,13 +231,10 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         assert remote.fit(2).participations.tolist() == [2, 1, 2]
 
 
-def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path: Path) -> None:
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
     reply = site(tmp_path, 0, shapfed).answer(packet)
-    assert (reply.kind, reply.plain["error"][:28]) == ("failed", "it failed with PermissionErr")
-    assert "'os:getcwd' is no question that this site answers" in caplog.text
+    assert (reply.kind, reply.plain["error"]) == ("failed", "'os:getcwd' is no question that this site answers")
 
 
 def test_figure_of_the_sites_sample_counts_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

@@ -21,7 +21,7 @@ from flsv.engines.remote import Packet, Site
 from flsv.engines.remote import site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
-from flsv.engines.remote.site import QUESTIONS
+from flsv.engines.remote.policy import QUESTIONS
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice

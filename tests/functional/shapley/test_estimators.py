@@ -136,5 +136,7 @@ def test_estimators_with_wrong_arguments_raise(name: str) -> None:
         ESTIMATORS[name](lambda masks: masks.sum(dim=1), 0)
     with pytest.raises(ConfigurationError, match="minimum of"):
         ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=1)
+    with pytest.raises(ConfigurationError, match=r"budget=nan\): expected a whole number or None"):
+        ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=float("nan"))
     with pytest.raises(ValueError, match=re.escape("returned shape ()")):
         ESTIMATORS[name](lambda masks: torch.tensor(1.0), 5)

@@ -117,6 +117,14 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
         assert counts[size] / counts[20] == pytest.approx((20 * 21 / (size * (n - size))) ** 0.5, abs=0.03)
 
 
+def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
+    game = table_game(random_table(7, seed=3))
+    runs = [surrogate_shapley(game, 7, budget=60, generator=rng(seed)) for seed in range(60)]
+    claimed = torch.stack([run.stderr for run in runs]).square().mean(0).sqrt()
+    ratio = claimed / torch.stack([run.values for run in runs]).std(0)
+    assert ((ratio > 0.75) & (ratio < 1.5)).all()
+
+
 def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
     table = accuracy_table(8)
     both = torch.stack([table, torch.full_like(table, 0.7), -2 * table], dim=1)

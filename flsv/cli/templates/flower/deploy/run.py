@@ -4,10 +4,10 @@ Waits until the SuperLink is there, registers the public keys of all sites (keys
 server's app: that of this folder, or APP, such as one that Flower Hub has signed.
 If the app is killed, alone or with the SuperLink, this script starts it again, and the run continues from its last
 checkpoint. If the app is running already, because only this script had ended, the script watches it. Exit status: 0
-after the run has finished; 1 if it has failed (runs/status.json gives the reason), was stopped, or did not begin in
+after the run has finished, else 1: it has failed (runs/status.json gives the reason), was stopped, or did not begin in
 three attempts.
 
-    python deploy/run.py stop        # end the run; python deploy/run.py goes on with it
+    python deploy/run.py stop        # end the run, which python deploy/run.py continues
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
 """
 
@@ -77,7 +77,7 @@ def say(word: str, run: str) -> None:
 
 
 def flwr(*words: str | Path) -> dict:
-    """Run a command of Flower and return its answer, empty if there is none; print the output of a failed one."""
+    """Run a command of Flower and return its answer, empty if there is none. Print the output of a failed command."""
     done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
     told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
     if not told.get("success"):
@@ -86,7 +86,7 @@ def flwr(*words: str | Path) -> dict:
 
 
 def state(run: str) -> str:
-    """Return Flower's status of a run, such as running or finished:stopped; "" if its SuperLink does not know it."""
+    """Return Flower's status of a run, such as running or finished:stopped, or "" if the SuperLink does not know it."""
     runs = flwr("list", NAME).get("runs", [])
     return next((each["status"] for each in runs if each["run-id"] == run), "")
 
@@ -100,12 +100,15 @@ def start() -> str:
 
 def run() -> int:
     register()
-    run, not_begun = status().get("run", ""), 0
+    run, not_begun, again = status().get("run", ""), 0, False
     while not_begun < 3:
         if state(run) in ALIVE:
             print(f"run {run} is at work: it is watched", flush=True)
         else:
+            if again:
+                print("the run has been ended from outside: it is started again", flush=True)
             run = start()
+        again = True
         if run:
             subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
         time.sleep(5)
@@ -121,7 +124,6 @@ def run() -> int:
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
             return 0 if now["status"] == "finished" else 1
         not_begun = not_begun + 1 if now["status"] == "starting" else 0
-        print("the run has been ended from outside: it is started again", flush=True)
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
     return 1
 

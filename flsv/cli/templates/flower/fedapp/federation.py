@@ -21,7 +21,7 @@ def make_module() -> L.LightningModule:
 
 
 class SiteData(L.LightningDataModule):
-    """A site's own data. Here a third of scikit-learn's digits; `node` is what the SuperNode was started with."""
+    """A site's own data, here a third of scikit-learn's digits. `node` is what the SuperNode was started with."""
 
     def __init__(self, node) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The app of a SuperNode. Flower starts a process for every message; it passes the message to one resident process.
+"""The app of a SuperNode. Flower starts a process for every message, which passes it to one resident process.
 
 Import nothing else here: Flower would wait for the import at every message.
 """
