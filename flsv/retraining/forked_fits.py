@@ -29,7 +29,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import run_folder
-from flsv.retraining.coalition_fit import FitOrder, FitResult, into_a_coalitions_fit, nothing
+from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_coalition_fit
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view
@@ -162,7 +162,7 @@ class ForkedFits:
         folder = own_files(trainer, self._folder)
         held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
-        scoring = into_a_coalitions_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
+        scoring = prepare_coalition_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))

@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy, ranks_of
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
+from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, of_the_run, prepare_coalition_fit
 from flsv.retraining.forked_fits import folder_of_fits, limit_since, own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
@@ -98,7 +98,7 @@ def _train(data: bytes, measures: Mapping[str, str | ModelScore], folder: str, o
     warnings.simplefilter("ignore")
     trainer, module = unpickled_fit(data)
     federated: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
-    scoring = into_a_coalitions_fit(trainer, federated, measures, order, own_files(trainer, folder))
+    scoring = prepare_coalition_fit(trainer, federated, measures, order, own_files(trainer, folder))
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(module, federated)
     return scoring.result()
