@@ -58,7 +58,7 @@ from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
-from flsv.retraining.train_coalitions import SEEDS, Retrained, learn, stored_outputs, train_seeds
+from flsv.retraining.retrained_values import SEEDS, Retrained, learn, stored_outputs, train_seeds
 from flsv.retraining.train_fits import Fit
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.choices import Participation

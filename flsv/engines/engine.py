@@ -29,7 +29,7 @@ from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
-from flsv.training.local_steps import ClientBatches, CohortLoader, LocalSteps
+from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore

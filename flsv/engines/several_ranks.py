@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
 from flsv.engines.ranks import ranks_of, share_weights
-from flsv.training.local_steps import CohortLoader
+from flsv.training.client_batches import CohortLoader
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 

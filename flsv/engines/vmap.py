@@ -48,7 +48,7 @@ from flsv.training.batched import (
     step_arguments,
     training_loss,
 )
-from flsv.training.local_steps import ClientBatches, CohortLoader
+from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, isolated_rngs

@@ -41,7 +41,7 @@ from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.local_steps import LocalSteps
+from flsv.training.client_batches import LocalSteps
 
 _EARLY = "the epoch ended before the round's last batch"
 _ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}

@@ -1,4 +1,4 @@
-"""Training of one coalition: a federation's fit in which only the members take part.
+"""A fit of the members of one coalition: an unfitted Trainer prepared for it, and the scores that it delivers.
 
 Nothing is shown, no checkpoint or log is written, and callbacks that only watch a run or end it are left out.
 """
@@ -169,7 +169,7 @@ class CoalitionScoring(GlobalModelScoring):
         return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
 
 
-def into_a_coalitions_fit(
+def prepare_coalition_fit(
     trainer: L.Trainer,
     data: FederatedDataModule,
     measures: Mapping[str, str | ModelScore],

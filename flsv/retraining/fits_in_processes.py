@@ -22,7 +22,7 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.retraining.coalition_fit import FitOrder, become, coalition_loop, into_a_coalitions_fit, of_the_run
+from flsv.retraining.coalition_fit import FitOrder, become, coalition_loop, of_the_run, prepare_coalition_fit
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
 from flsv.retraining.train_fits import Fit, once_proved
@@ -106,7 +106,7 @@ def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path |
     held: Any = trainer
     named: Any = {UTILITY: measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
     order = FitOrder(piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
-    scoring = into_a_coalitions_fit(trainer, federation.data, named, order, folder)
+    scoring = prepare_coalition_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
     fit = scoring.result().fit([LAST], piece.models)

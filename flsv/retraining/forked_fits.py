@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -28,8 +28,7 @@ from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.performance import ModelScore
-from flsv.results.folder import run_folder
-from flsv.retraining.coalition_fit import FitOrder, FitResult, into_a_coalitions_fit, nothing
+from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_coalition_fit
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view
@@ -60,7 +59,7 @@ class ForkedFits:
         pickled: Callable[[], bytes],
     ) -> None:
         self._pipe, asked = Pipe()
-        self._trainer, self._pickled = trainer, pickled
+        self._pickled = pickled
         # begun: whether this process is a fork whose Trainer has become a coalition's
         self.begun, self.since = False, time.monotonic()
         self._waiting = quiet_fork()
@@ -86,8 +85,8 @@ class ForkedFits:
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions in parallel, and yield each order with its result or error."""
-        with folder_of_fits(self._trainer) as folder:
-            for place, found in self._ask([*orders], folder):
+        with own_folder() as folder:
+            for place, found in self._ask([*orders], str(folder)):
                 yield orders[place], found
 
     def pickled(self) -> bytes | ChildFailed:
@@ -162,7 +161,7 @@ class ForkedFits:
         folder = own_files(trainer, self._folder)
         held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
-        scoring = into_a_coalitions_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
+        scoring = prepare_coalition_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
@@ -177,13 +176,6 @@ def ends_all(place: int, found: Any) -> bool:
 def limit_since(begun: float) -> float:
     """Return a coalition fit's time limit in seconds. ``begun`` is when the run started."""
     return SECONDS + LONGER * (time.monotonic() - begun)
-
-
-@contextmanager
-def folder_of_fits(trainer: L.Trainer) -> Iterator[str]:
-    """Create an empty folder in the run's folder, for use within this context."""
-    with own_folder(run_folder(trainer)) as folder:
-        yield str(folder)
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:

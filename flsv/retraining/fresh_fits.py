@@ -22,10 +22,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy, ranks_of
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit, of_the_run
-from flsv.retraining.forked_fits import folder_of_fits, limit_since, own_files
+from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, of_the_run, prepare_coalition_fit
+from flsv.retraining.forked_fits import limit_since, own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
+from flsv.utilities.own_files import own_folder
 from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
 
 
@@ -41,15 +42,15 @@ class FreshFits:
         # When the run has begun.
         since: float,
     ) -> None:
-        self._trainer, self._fit, self._measures, self._since = trainer, fit, dict(measures), since
+        self._fit, self._measures, self._since = fit, dict(measures), since
         kind = trainer.strategy.root_device.type
         self._process, self._forks = FreshProcess(), kind != "cuda"
         self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions, and yield each order with its result or error."""
-        with folder_of_fits(self._trainer) as folder:
-            fit = partial(_train, self._fit, self._measures, folder)
+        with own_folder() as folder:
+            fit = partial(_train, self._fit, self._measures, str(folder))
             tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
             run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
             for place, found in run(tasks, self._jobs, limit_since(self._since)):
@@ -98,7 +99,7 @@ def _train(data: bytes, measures: Mapping[str, str | ModelScore], folder: str, o
     warnings.simplefilter("ignore")
     trainer, module = unpickled_fit(data)
     federated: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
-    scoring = into_a_coalitions_fit(trainer, federated, measures, order, own_files(trainer, folder))
+    scoring = prepare_coalition_fit(trainer, federated, measures, order, own_files(trainer, folder))
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(module, federated)
     return scoring.result()

@@ -22,7 +22,7 @@ from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
 from flsv.retraining.fits_in_processes import UTILITY, Federation, FitsInProcesses, Piece, Prediction, work_on
 from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
-from flsv.retraining.train_coalitions import SEEDS, stored_outputs, train_seeds
+from flsv.retraining.retrained_values import SEEDS, stored_outputs, train_seeds
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked

@@ -21,7 +21,7 @@ from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
-from flsv.training.local_steps import LocalSteps
+from flsv.training.client_batches import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv._lightning.patches import new_optimizers
-from flsv.training.local_steps import LocalSteps
+from flsv.training.client_batches import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
 #: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.training.local_steps import LocalSteps
+from flsv.training.client_batches import LocalSteps
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError

@@ -46,7 +46,7 @@ from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
-from flsv.training.local_steps import CohortLoader, LocalSteps
+from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report

@@ -1,4 +1,4 @@
-"""Training of several coalitions with several seeds, and the values from them.
+"""Values of clients from coalitions trained with several seeds.
 
 ``flsv retrain`` and :func:`flsv.retrain` differ only in where fits take place.
 """
