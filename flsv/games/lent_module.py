@@ -47,7 +47,9 @@ class LentModule:
             self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
             for each in list(value.values() if isinstance(value, dict) else value):
                 self._store_copies(each, tensors, seen)
-        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__") and not _is_standard_library(type(value)):
+        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__"):
+            if type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
+                return  # functions, loggers, threads
             self._store_copies(vars(value), tensors, seen)
 
     @torch.no_grad()
@@ -67,11 +69,6 @@ class LentModule:
                 entry[1] = tensor._version
         for parameter, flag, gradient in self._gradients:
             parameter.requires_grad, parameter.grad = flag, gradient
-
-
-def _is_standard_library(kind: type) -> bool:
-    """Return whether a type is from Python's standard library, as functions, loggers and threads are."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _has_same_objects(holder: Any, before: Any) -> bool:

@@ -80,7 +80,7 @@ class CommunicationCost(ContributionMetric):
         # Integers: the sums exceed float32's exact integers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=partial(torch.any, dim=0))
 
     def update(
         self,
@@ -138,10 +138,6 @@ class CommunicationCost(ContributionMetric):
 
     def columns(self) -> list[str]:
         return ["up", "down"]
-
-
-def _any(stretches: Tensor) -> Tensor:
-    return stretches.any(0)
 
 
 class PrivacyLoss(ContributionMetric):

@@ -166,8 +166,8 @@ class GradientAgreement(ContributionMetric):
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         # If all slopes of a client's rounds are 0, its sum is 0, too.
-        descent = (self.gain / _nonzero(self.level) * self.levels).masked_fill(self.seen == 0, float("nan"))
-        return descent, self.samples * self.cosine / self.seen
+        level = self.level.masked_fill(~(self.level > 0), 1.0).masked_fill(self.seen == 0, float("nan"))
+        return self.gain / level * self.levels, self.samples * self.cosine / self.seen
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
@@ -177,7 +177,3 @@ def logged_slopes(round: Round, measure: Any) -> Tensor:
     masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
     values = utility(masks)
     return (values[0] - values[1:]) / STEP
-
-
-def _nonzero(level: Tensor) -> Tensor:
-    return level.where(level > 0, torch.ones_like(level))

@@ -121,13 +121,11 @@ class TensorBoard(Sink):
             writer.close()
         self._writers = {}
 
-    def _tag(self, tag: str) -> str:
-        return f"{FIRST}{tag}" if tag in self._metrics else tag
-
     def _write_clients(self, points: Iterable[Point], step: int) -> None:
         scalars: dict[int, dict[str, float]] = {}
         for point in points:
-            scalars.setdefault(point.client, {})[self._tag(point.tag)] = point.value
+            tag = f"{FIRST}{point.tag}" if point.tag in self._metrics else point.tag
+            scalars.setdefault(point.client, {})[tag] = point.value
         for client, own in scalars.items():
             if client not in self._writers:
                 folder, since = self._folder / self._folders[client], self._first_round or None

@@ -61,19 +61,19 @@ class FreshFits:
         self._process.close()
 
 
-def pickled_fit(trainer: L.Trainer, module: Any) -> bytes:
-    """Pickle a Trainer and a module or its factory. Objects that only observe the run are left out."""
+def pickled_fit(trainer: L.Trainer, *rest: Any) -> bytes:
+    """Pickle a Trainer, a module or its factory, and perhaps data. Objects that only observe the run are left out."""
     file = io.BytesIO()
-    _Pickler(file, trainer).dump((trainer, module))
+    _Pickler(file, trainer).dump((trainer, *rest))
     return file.getvalue()
 
 
-def unpickled_fit(data: bytes) -> tuple[L.Trainer, Any]:
-    """Return the Trainer and the module (or factory) that :func:`pickled_fit` has pickled."""
-    trainer, module = pickle.loads(data)
+def unpickled_fit(data: bytes) -> tuple[Any, ...]:
+    """Return what :func:`pickled_fit` has pickled."""
+    trainer, *rest = pickle.loads(data)
     callbacks: list[L.Callback] = callbacks_of(trainer)
     callbacks[:] = [each for each in callbacks if type(each) is not L.Callback]
-    return trainer, module
+    return trainer, *rest
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -156,21 +156,16 @@ class _Parts:
     @cached_property
     def _pickled(self) -> bytes:
         try:
-            return pickled_fit(self._parts[0], self._parts[1:])
+            return pickled_fit(*self._parts)
         except Exception as error:
             error.add_note("flsv: fresh processes train coalitions here, from the trainer, module and data, pickled")
             raise
 
     def __reduce__(self) -> Any:
-        return partial, (_unpickled, self._pickled)
+        return partial, (unpickled_fit, self._pickled)
 
     def __call__(self) -> Any:
         return self._parts
-
-
-def _unpickled(data: bytes) -> tuple[Any, Any, Any]:
-    trainer, rest = unpickled_fit(data)
-    return trainer, *rest
 
 
 def _say(text: str) -> None:

@@ -55,16 +55,12 @@ def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, p
     separator, or with ``possible``.
     """
     texts = [value for value in values if isinstance(value, str)]
-    if decimal == "," and any(map(_is_point, texts)):
+    # A number with a decimal point that cannot be a thousands separator.
+    if decimal == "," and any(_POINT.fullmatch(text) and not _GROUPED["."].fullmatch(text) for text in texts):
         return parsed(values, *((",", None) if any("," in text for text in texts) else (".", None)))
     if thousands in (".", ",") and not possible:
         thousands = thousands if any(decimal in text or text.count(thousands) > 1 for text in texts) else None
     return parsed(values, decimal, thousands)
-
-
-def _is_point(text: str) -> bool:
-    """Return whether a text is a number with a decimal point that cannot be a thousands separator."""
-    return bool(_POINT.fullmatch(text)) and not _GROUPED["."].fullmatch(text)
 
 
 def other_notations(
@@ -74,7 +70,8 @@ def other_notations(
 
     There are no texts if most are words, and several notations if these give different numbers.
     """
-    like = sorted(_unread(parts, decimal, thousands))
+    read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
+    like = sorted({text for pairs in read for text, unread in pairs if unread})
     words = {text for text in like if not _is_number(text)}
     like = [text for text in like if text not in words]
     if not like or 2 * len(words) > len(set().union(*parts)):
@@ -100,12 +97,6 @@ def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | Non
             if not np.isnan(numbers).any():
                 found.setdefault(tuple(numbers), options)
     return list(found.values())
-
-
-def _unread(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> set[str]:
-    """Return the texts that are not numbers in the notation ``decimal`` and ``thousands``."""
-    read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
-    return {text for pairs in read for text, unread in pairs if unread}
 
 
 def _is_number(text: str) -> bool:

@@ -90,12 +90,8 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
-    return _distinct(torch.cat(masks))
-
-
-def _distinct(masks: Tensor) -> Tensor:
-    """Drop repeated rows of ``masks``."""
-    return masks[list(first_positions(coalition_keys(masks)).values())]
+    repeated = torch.cat(masks)
+    return repeated[list(first_positions(coalition_keys(repeated)).values())]
 
 
 @checked
