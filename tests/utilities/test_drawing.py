@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.core import Client, LocalData
-from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -28,7 +25,7 @@ def pictures(folder: Path) -> list[str]:
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
-def test_figures_with_any_client_or_class_name_are_drawn(tmp_path: Path) -> None:
+def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     count = len(NAMES)
     figures = [
         plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
@@ -47,9 +44,7 @@ class Undrawable(ClassSpecificShapley):
         raise MemoryError("no room")
 
 
-def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise ValueError("Number of bins")
 
@@ -63,16 +58,3 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
     assert any("picture Contributions/bad could not be drawn (MemoryError: no room)" in text for text in said)
     assert loop.round_index == 2
     assert pictures(tmp_path / "run") == ["Contributions/good"]
-
-
-def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path: Path) -> None:
-    def draw() -> Figure:
-        raise ValueError("no room")
-
-    client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))
-    client.ask(keep_artifact, "bad", draw)
-    client.ask(keep_artifact, "good", Figure)
-    with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
-        client.ask(write_artifacts, tmp_path, 0)
-    assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
-    assert pictures(tmp_path / "pictures") == ["good"]
