@@ -83,11 +83,6 @@ def test_pca_fit_ignores_non_finite_rows() -> None:
         assert pca(broken)[7].isnan().all()
 
 
-def test_pca_refuses_no_samples() -> None:
-    with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
-        PCA().fit(None, clients_of(sets(draw(0), 0)))
-
-
 # The model's own
 
 
