@@ -12,13 +12,11 @@ from flsv import FederatedLoop
 from flsv.aggregation import Aggregator, FedAdam
 from flsv.attacks import InnerProductManipulation, Scaling
 from flsv.core import VOCABULARY, Channel, FederationState, Round, matrix, stage_of
-from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import MultiKrum, OutlierFilter
 from flsv.metrics import ClassSpecificShapley, ContributionEstimation, CumulativeShapley
 from flsv.server import ContributionMetrics
 from flsv.server.round_server import RoundServer
-from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, vector
 
@@ -97,11 +95,6 @@ def test_server_fields_exist_only_after_aggregation():
     torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
 
 
-def test_client_heads_without_a_linear_layer_raise():
-    with pytest.raises(ConfigurationError, match="no linear layer"):
-        _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads
-
-
 # ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
 
 
@@ -147,20 +140,6 @@ def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(options, 
     assert torch.equal(mapped, model)
     torch.testing.assert_close(again, values, rtol=0, atol=0, equal_nan=True)
     assert not list(tmp_path.rglob(".flsv-cohort*"))
-
-
-def test_large_matrix_and_its_copy_lie_in_files_without_a_name(tmp_path, monkeypatch):
-    few = empty_rows(3, torch.zeros(4), tmp_path)
-    assert (in_a_file(few), in_a_file(copied_rows(few))) == (False, False)
-    monkeypatch.setattr(matrix, "LARGE", 0)
-    rows = empty_rows(3, torch.zeros(4, dtype=torch.bfloat16), tmp_path)
-    rows[:] = torch.arange(12).view(3, 4)
-    copy = copied_rows(rows, torch.tensor([2, 0]))
-    rows.zero_()
-    assert copy.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-    assert (in_a_file(rows), in_a_file(copy)) == (True, True)
-    assert not list(tmp_path.iterdir())
-    assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
 
 
 def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
-from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
@@ -222,18 +221,6 @@ def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
 def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
-
-
-def test_unshared_head_kept_by_a_pfedme_client_is_of_its_personal_model(tmp_path):
-    """pFedMe's clients train theta and upload w: the head that stays is theta's."""
-    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-9, "lamda": 15.0, "inner_steps": 1}
-    module = Plain(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
-    start = copy.deepcopy(module.net[4].weight.detach())
-    federated = FederatedLoop(share=["!head"], seed=1)
-    fit(federated, tmp_path, module, rounds=1)
-    # w has not moved.
-    heads = [state["module.net.4.weight"] for state in client_tensors(federated).values()]
-    assert all((head - start).abs().max() > 1e-3 for head in heads)
 
 
 # ---- resumed
