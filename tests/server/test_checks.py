@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from flsv import ClientEvaluation, ConfigurationError
+from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import SignFlip
 from flsv.core import LocalData
@@ -27,7 +27,7 @@ from flsv.sampling import FullParticipation, SoftmaxSampler
 from flsv.uploads import TopK
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
-from helpers.models import Plain, network
+from helpers.models import OfOtherPackage, Plain, network
 
 
 class NeverTrained(Plain):
@@ -58,6 +58,19 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
         patch.setattr(type(trainer), "world_size", 2)
         with pytest.raises(ConfigurationError, match="runs in one process on one device, and the trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
+
+
+def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(tmp_path):
+    module, said = OfOtherPackage(2, 2), "is .*write `import lightning.pytorch as pl`"
+    other = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
+    for use in (
+        lambda: fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other()]),
+        lambda: FederatedDataModule(module).setup("fit"),
+        lambda: retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data()),
+        lambda: value_round(module, torch.zeros(6), [torch.zeros(6)] * 2),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            use()
 
 
 class Bare(L.LightningModule):
