@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
+from flsv.core import Client, LocalData
+from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -58,3 +61,16 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
     assert any("picture Contributions/bad could not be drawn (MemoryError: no room)" in text for text in said)
     assert loop.round_index == 2
     assert pictures(tmp_path / "run") == ["Contributions/good"]
+
+
+def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
+    def draw():
+        raise ValueError("no room")
+
+    client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))
+    client.ask(keep_artifact, "bad", draw)
+    client.ask(keep_artifact, "good", Figure)
+    with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
+        client.ask(write_artifacts, tmp_path, 0)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
+    assert pictures(tmp_path / "pictures") == ["good"]
