@@ -1,6 +1,5 @@
 """Averages of models: against the average of the global models by hand, wherever the callback stands in the list."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from flsv import Reporting
@@ -69,7 +68,7 @@ def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Ca
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
+def plain(tmp_path_factory):
     """The global models of a federation without averaging."""
     fit(FederatedLoop(models := GlobalModels(), seed=1), tmp_path_factory.mktemp("plain"), rounds=ROUNDS)
     return models.made
@@ -79,16 +78,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     ("make", "by_hand", "first"),
     [
         (WeightAveraging, mean, True),
-        (ema, moving, False),
         # Of the steps 0, 20, 40 and 60 none is in round 2, which has 26 to 38.
         (lambda: ema(update_every_n_steps=20), lambda m: moving([m[0], m[1], m[3], m[4]]), True),
         (lambda: ema(update_starting_at_step=27), lambda m: moving(m[2:]), True),
         (FromRound3, lambda m: mean(m[3:]), False),
     ],
 )
-def test_weight_averaging_averages_the_global_models_of_the_rounds(
-    tmp_path: Path, plain: list[Tensor], make: Callable[[], Any], by_hand: Callable[..., Tensor], first: bool
-) -> None:
+def test_weight_averaging_averages_the_global_models_of_the_rounds(tmp_path, plain, make, by_hand, first):
     _, callbacks, models = both_orders(make(), first)
     module, seen = Plain(), []
 
@@ -107,7 +103,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     assert all(map(torch.equal, models.made, plain))
 
 
-def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path: Path) -> None:
+def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
         loop, both, _ = both_orders(ema(), False)
         trainer = trainer_for(None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks))
@@ -126,9 +122,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
-    tmp_path: Path, first: bool
-) -> None:
+def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(tmp_path, first):
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
         trainer = trainer_for(None, tmp_path, rounds, callbacks=both_orders(WeightAveraging(), first)[1])
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
@@ -151,7 +145,7 @@ class Fails(Plain):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path: Path, first: bool) -> None:
+def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path, first):
     _, both, models = both_orders(WeightAveraging(), first)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
     trainer = trainer_for(None, tmp_path, 3, callbacks=[*both, saving], enable_checkpointing=True)
@@ -175,13 +169,10 @@ class PerBatch(averaging.WeightAveraging):
 @pytest.mark.parametrize(
     ("callbacks", "match"),
     [
-        ([partial(StochasticWeightAveraging, 0.1)], "nobody trains.* Use lightning.pytorch.callbacks.WeightAveraging"),
         ([PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
         ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
     ],
 )
-def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
-    tmp_path: Path, callbacks: Any, match: str
-) -> None:
+def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(tmp_path, callbacks, match):
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])

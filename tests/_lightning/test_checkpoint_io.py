@@ -17,9 +17,7 @@ from helpers.fits import fit, trainer_for
 from helpers.models import Plain
 
 
-def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, monkeypatch):
     """Not in the system's temporary folder, from which a move may be a copy."""
     moves = []
     monkeypatch.setattr(os, "replace", lambda a, b, move=os.replace: (moves.append((Path(a), Path(b))), move(a, b)))
@@ -40,9 +38,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", fsync)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(tmp_path, monkeypatch):
     io, path = DurableCheckpointIO(), tmp_path / "last.ckpt"
     io.save_checkpoint({"state_dict": {}, "round": 1}, path)
     fill_disk(monkeypatch)
@@ -52,7 +48,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(
     assert io.load_checkpoint(path)["round"] == 1
 
 
-def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"first\n")
     fill_disk(monkeypatch)
@@ -66,7 +62,7 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-def test_checkpoint_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {}, "x": Hostile()}, "hostile.ckpt")
     with pytest.raises(ConfigurationError, match="objects that may run code .* weights_only=False"):

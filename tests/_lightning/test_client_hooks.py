@@ -1,16 +1,13 @@
-"""A module's own hooks count the client's batches; patched attributes leave no trace."""
+"""A module's own hooks count the client's batches, and are its own again."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 from torchmetrics import PearsonCorrCoef
 
-from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import _merge_states, _state
 from flsv.federation import FederatedLoop
 from helpers.data import toy_data
@@ -46,25 +43,13 @@ class Counts(Plain):
         self._note("end", batch_idx)
 
 
-class Bar(ProgressBar):
-    """Lightning's own count the cohort."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[int] = []
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.told.append(batch_idx)
-
-
 def test_batch_idx_in_module_hooks_counts_within_each_clients_local_epoch(tmp_path: Path) -> None:
-    module, data, bar = Counts(), toy_data(), Bar()
+    module, data = Counts(), toy_data()
     loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
-    fit(loop, tmp_path, module, data, rounds=2, callbacks=[bar], enable_progress_bar=True)
+    fit(loop, tmp_path, module, data, rounds=2)
     lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(3)]
     expected = [i for _ in range(2) for n in lengths for _ in range(LOCAL_EPOCHS) for i in range(n)]
     assert module.told == dict.fromkeys(("start", "step", "optimizer", "end"), expected)
-    assert bar.told == 2 * list(range(len(expected) // 2))
 
 
 class Fails(Counts):
@@ -87,20 +72,3 @@ def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None
     metric = PearsonCorrCoef()
     with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"):
         _merge_states(metric, [_state(metric), _state(metric)])
-
-
-class Speaks:
-    word = "yes"
-
-    def say(self) -> str:
-        return self.word
-
-
-def test_restore_gives_patched_attributes_their_former_values() -> None:
-    speaker = Speaks()
-    patched = PatchedAttributes([(speaker, "say", lambda: "no"), (speaker, "word", "maybe")])
-    assert (speaker.say(), speaker.word) == ("no", "maybe")
-    patched.restore()
-    assert (speaker.say(), speaker.word) == ("yes", "yes")
-    assert "say" not in vars(speaker)
-    assert pickle.loads(pickle.dumps(speaker)).say() == "yes"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv._lightning import rounding
 from flsv._lightning.rounding import ROUNDINGS, arithmetic_of, rounding_of
@@ -17,35 +16,23 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.mark.parametrize(
     ("precision", "device", "convolutions", "expected"),
     [
-        ("32-true", CPU, True, "float32"),
         ("32-true", CUDA, True, "TF32"),
         ("32-true", CUDA, False, "float32"),
         ("64-true", CUDA, True, "float64"),
         ("16-mixed", CUDA, True, "half"),
-        ("16-true", CUDA, True, "half weights"),
         ("bf16-mixed", CUDA, True, "bf16"),
         ("bf16-true", CPU, True, "bf16 weights"),
         ("transformer-engine", CUDA, True, "bf16 weights"),
     ],
 )
-def test_arithmetic_follows_from_the_precision_and_the_device(
-    monkeypatch: pytest.MonkeyPatch, precision: str, device: torch.device, convolutions: bool, expected: str
-) -> None:
+def test_arithmetic_follows_from_the_precision_and_the_device(monkeypatch, precision, device, convolutions, expected):
     monkeypatch.setattr(rounding, "tf32_of", lambda: ["convolutions"] if convolutions else [])
     trainer: Any = SimpleNamespace(precision=precision, strategy=SimpleNamespace(root_device=device))
     assert arithmetic_of(precision, device) == expected
     assert rounding_of(trainer) == ROUNDINGS[expected]
 
 
-def test_coarser_arithmetic_has_wider_tolerances() -> None:
+def test_coarser_arithmetic_has_wider_tolerances():
     order = [ROUNDINGS[name] for name in ("float64", "float32", "TF32", "bf16", "bf16 weights")]
     for finer, coarser in pairwise(order):
         assert all(mine <= theirs for mine, theirs in zip(finer, coarser))
-
-
-# ---- rows of coalitions where convolutions are rounded to TF32 for one model, and for rows are not, as with cuDNN
-
-
-def to_tf32(tensor: Tensor) -> Tensor:
-    """To the nearest number with 10 bits."""
-    return ((tensor.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)

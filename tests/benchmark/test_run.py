@@ -14,7 +14,6 @@ from flsv.benchmark.summary import by_set, costs, summarize
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
 from helpers.runs import SIZES, small_federation
-from helpers.tasks import Data, Glue
 
 
 class Last(ContributionMetric):
@@ -61,24 +60,6 @@ def test_run_of_a_regression_refuses_metrics_of_classes_only() -> None:
     found = run_metrics(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
     assert all("no classes" in why for why in found.refused.values())
-
-
-class Dictionaries(Data):
-    def __init__(self) -> None:
-        super().__init__(Glue.data().item)
-
-
-def test_run_with_dictionary_batches_refuses_metrics_of_pairs_and_logits() -> None:
-    """What the module logs is measured; whatever asks for pairs or logits says so."""
-    data = {"source": {"class_path": "benchmark.test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
-    model = {"class_path": "helpers.tasks.Glue"}
-    mine = small_federation(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
-    names = ("fedsv", "one_round", "cgsv", "gradient_agreement")
-    found = run_metrics(mine, {name: METRICS[name] for name in names}, seed=0)
-    assert found.values.keys() == {"fedsv", "one_round", "cgsv"}
-    assert all(values.isfinite().all() for values in found.values.values())
-    told = found.refused | found.failed
-    assert "name what validation_step logs as performance" in told["gradient_agreement"]
 
 
 def test_run_with_a_failing_metric_keeps_the_other_values() -> None:

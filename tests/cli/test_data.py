@@ -85,6 +85,7 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
     assert main(["data", "federation.yaml"]) == 0
 
 
+@pytest.mark.slow
 def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
     rows = [("clinic", "age", "ill"), *((f"c{i % 3}", str(i), str(i % 2) if i else "") for i in range(60))]
     options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]

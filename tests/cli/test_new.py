@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ MODULE = "update_length"
 
 
 @pytest.mark.slow
-def test_new_metric_package_can_be_installed_and_trained_with(tmp_path: Path) -> None:
+def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
     package, installed = new("UpdateLength", tmp_path), tmp_path / "installed"
     offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(installed)]
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, str(package)], check=True)
@@ -30,7 +29,7 @@ def test_new_metric_package_can_be_installed_and_trained_with(tmp_path: Path) ->
     assert MODULE in {line.split(",")[1] for line in table.read_text().splitlines()[1:]}
 
 
-def test_test_of_the_new_metric_package_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(new("UpdateLength", tmp_path)))
     written = importlib.import_module(f"test_{MODULE}")
     for check in written.test_it_does_what_every_metric_does.pytestmark[0].args[1]:
@@ -45,17 +44,17 @@ def test_test_of_the_new_metric_package_passes(tmp_path: Path, monkeypatch: pyte
     [
         ("Torch", "there is a module torch already"),
         ("../there", "no name of a class"),
+        ("HeldPlace", "held_place is there already: choose another name, or another place by --out"),
     ],
 )
-def test_new_metric_with_an_invalid_name_is_refused(
-    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_metric_with_a_name_that_is_invalid_or_taken_is_refused(name, why, tmp_path, capsys):
+    (tmp_path / "held_place").mkdir()
     assert main(["new", "metric", name, "--out", str(tmp_path)]) == 2
     assert why in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "held_place"]
 
 
-def test_new_metric_does_not_overwrite_an_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_metric_does_not_overwrite_an_existing_folder(tmp_path, capsys):
     (tmp_path / "held_place").mkdir()
     assert main(["new", "metric", "HeldPlace", "--out", str(tmp_path)]) == 2
     assert "held_place is there already: choose another name, or another place by --out" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -13,9 +12,7 @@ from flsv.report.shares import basis_of
 from helpers.runs import rows, write_table, written
 
 
-def test_repeat_prints_and_writes_means_over_seeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     # One metric to pay by, and one that is not.
     parts = {"metrics": {"cssv": "ClassSpecificShapley", "sv": {"class_path": "CumulativeShapley"}}}
@@ -53,7 +50,7 @@ def test_repeat_prints_and_writes_means_over_seeds(
     assert "holds results of other settings: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
 
 
-def test_repeat_refuses_to_continue_with_changed_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     table = [["clinic", "age", "ill"], *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20))]
     config = written(tmp_path / "federation.yaml", data=write_table(tmp_path / "data.csv", table))
     out = tmp_path / "out"

@@ -32,7 +32,7 @@ TABLE = [HEAD, *(row for place, name in enumerate("ABC") for row in patients(nam
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("with")
     return fitted(folder, written(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)))
 
@@ -48,9 +48,7 @@ def score(module: Any, data: FederatedDataModule) -> float:
         return float((module.eval()(x).argmax(1) == y).double().mean())
 
 
-def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
     new = candidate(tmp_path, [HEAD, *patients("D", 25, 1), ["D", "90", "9", "y"]])
     assert main(["retrain", str(run), "--with", f"D={new}", "--seeds", "2", "--jobs", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -82,7 +80,7 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(
     assert score(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
 
 
-def test_joining_client_changes_nothing_of_the_others(tmp_path: Path) -> None:
+def test_joining_client_changes_nothing_of_the_others(tmp_path):
     def data() -> FederatedDataModule:
         own = FederatedDataModule(**write_table(tmp_path / "clinics.csv", TABLE), batch_size=8)
         own.setup("fit")
@@ -108,7 +106,7 @@ def test_joining_client_changes_nothing_of_the_others(tmp_path: Path) -> None:
     assert names == [row[3] for row in patients("D", 20, 2)]
 
 
-def test_client_joins_a_folder_of_clients(tmp_path: Path) -> None:
+def test_client_joins_a_folder_of_clients(tmp_path):
     for name in "ABD":
         table = [HEAD[1:], *(row[1:] for row in patients(name, 20, ord(name)))]
         (tmp_path / "all").mkdir(exist_ok=True)
@@ -122,7 +120,7 @@ def test_client_joins_a_folder_of_clients(tmp_path: Path) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(tmp_path / "all")
 
 
-def test_impossible_newcomers_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_newcomers_are_refused(run, tmp_path, capsys):
     known = candidate(tmp_path, [HEAD, *patients("A", 5)])
     strange = tmp_path / "strange.csv"
     write_table(strange, [HEAD, *patients("D", 5), ["D", "40", "1", "maybe"]])

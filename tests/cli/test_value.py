@@ -1,7 +1,5 @@
 """``flsv value``: table, CSV and figures, without a model."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -14,9 +12,7 @@ from flsv.valuation import FedBary, participants_of
 from helpers.runs import rows
 
 
-def test_value_prints_a_table_and_writes_csv_and_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_value_prints_a_table_and_writes_csv_and_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
     files = ("digits", "value", "scenarios/fedbary_feature_noise")
@@ -34,7 +30,7 @@ def test_value_prints_a_table_and_writes_csv_and_figures(
     assert not list(folder.rglob("*.ckpt"))
 
 
-def test_flagged_samples_have_their_index_in_the_data_set(tmp_path: Path) -> None:
+def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(400) % 2
@@ -57,9 +53,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
-def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
-    validation: bool, seed: int, tmp_path: Path
-) -> None:
+def test_value_command_measures_distances_to_the_validation_set_or_barycenter(validation, seed, tmp_path):
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
     valuer = FedBary(support=10)

@@ -1,16 +1,11 @@
 """The configuration files: each one loads, and each scenario with a base."""
 
-import re
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
 from flsv import ClassifierClient
-from flsv.attacks import Attack
-from flsv.cli.parser import PARTS
-from flsv.data import Corruption, Partitioner
 from helpers.data import CONFIGS, SCENARIOS, named
 
 
@@ -48,16 +43,3 @@ def test_scaffold_configuration_removes_momentum_and_changes_nothing_else(load):
     model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
     (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert (group["lr"], group["momentum"]) == (0.05, 0)
-
-
-def subclasses(base):
-    return {base, *(each for kind in base.__subclasses__() for each in subclasses(kind))}
-
-
-def test_configurations_name_classes_without_module_paths():
-    others = (Partitioner, Corruption, Attack, torch.nn.Module, torch.optim.Optimizer, L.LightningDataModule)
-    names = {kind.__name__ for base in (*PARTS.values(), *others) for kind in subclasses(base)}
-    for config in CONFIGS.rglob("*.yaml"):
-        text = "\n".join(line.partition("#")[0] for line in config.read_text().splitlines())
-        assert "flsv." not in text
-        assert set(re.findall(r"class_path: (\w+)[,}\n]", text)) <= names, config

@@ -38,9 +38,7 @@ CLIENTS = {"clinics": 4, "districts": 60, "reuters": 5, "schools": 65, "tales": 
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_natural_federation_learns_and_values_its_clients(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it

@@ -40,17 +40,6 @@ def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None
         assert torch.equal(value, float_state(other)[name]), name
 
 
-def test_unflatten_gives_views_also_of_a_stack() -> None:
-    module = network()
-    space = ParameterSpace(module)
-    stack = torch.stack([space.read(module), torch.zeros(space.size)])
-    tensors = space.unflatten(stack)
-    assert tensors["0.weight"].shape == (2, 4, 1, 3, 3)
-    assert torch.equal(tensors["0.weight"][0], module[0].weight)
-    assert tensors["0.weight"].data_ptr() == stack.data_ptr()
-    assert torch.equal(space.flatten(space.unflatten(stack[0])), stack[0])
-
-
 def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
@@ -62,23 +51,6 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     assert module.weight.dtype == torch.bfloat16
     assert module.temperature.item() == 1
     assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
-
-
-def test_private_state_is_not_part_of_the_vector() -> None:
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    whole, space = ParameterSpace(module), ParameterSpace(module, private=["1.*"])
-    assert space.size == 9
-    assert space.num_parameters == 9
-    assert space.private_names == ("1.weight", "1.bias", "1.running_mean", "1.running_var")
-    assert torch.equal(space.read(module), whole.read(module)[:9])
-    own = space.read_private(module)
-    space.write(module, torch.ones(9))
-    assert torch.equal(module[1].weight, torch.ones(3))  # as it was
-    space.write_private(module, {"1.weight": torch.full((3,), 2.0)})
-    assert module[1].weight.tolist() == [2.0] * 3
-    assert own["1.weight"].tolist() == [1.0] * 3
-    with pytest.raises(ValueError, match="leaves nothing"):
-        ParameterSpace(module, private=["*"])
 
 
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:

@@ -1,9 +1,7 @@
-"""Participants: their data in questions to them and nowhere else, who has which of them, what travels."""
+"""Participants: their data in questions to them and nowhere else, and what travels."""
 
 import itertools
 import re
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from flsv import Reporting
-from flsv.core import ALONE, Channel, Client, ClientPlacement, LocalData, Ranks, Round, map_clients
+from flsv.core import LocalData, Round
 from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.core.parameter_space import sharing
 from flsv.core.ranks import balance_load
@@ -150,48 +148,6 @@ def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-# ---- Who has which client, and conversations that are had where the clients are; on two ranks that are threads
-
-
-class Threads(Ranks):
-    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
-
-    def all_gather(self, value: Any, about: str) -> list[Any]:
-        self._table[self.rank] = value
-        self._barrier.wait(10)
-        found = list(self._table)
-        self._barrier.wait(10)
-        return found
-
-    def broadcast(self, source: int, value: Any, about: str) -> Any:
-        return self.all_gather(value, about)[source]
-
-
-def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
-    table: list[Any] = [None] * size
-    barrier = threading.Barrier(size)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: function(Threads(rank, size, table, barrier)), range(size)))
-
-
-def clients_on(ranks: Ranks, n: int = 5) -> tuple[list[Client], Channel, list[int]]:
-    """Clients, what counts, and the numbers of those that were asked on this rank."""
-    owners, channel = ClientPlacement(ranks, [1.0] * n), Channel()
-    counts, asked = torch.ones(2, dtype=torch.long), list[int]()
-
-    def client(i: int) -> Client:
-        local = LocalData(f"client {i}", lambda split: [], counts * i, counts, state=lambda: {i: asked.append(i)})
-        return Client(i, local, channel, owners)
-
-    return [client(i) for i in range(n)], channel, asked
-
-
-def answer(local: LocalData, factor: torch.Tensor) -> torch.Tensor:
-    _ = local.state  # leaves a trace
-    return local.class_counts * factor
-
-
 def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> None:
     generator = torch.Generator().manual_seed(0)
     for size, n in itertools.product((2, 3, 5), range(1, 12)):
@@ -201,35 +157,6 @@ def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> No
         best = max(max(costs), sum(costs) / size)  # nothing can be better than this
         assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
         assert set(owners) <= set(range(size))
-
-
-def test_client_that_keeps_state_stays_on_its_rank_when_a_cohort_is_dealt() -> None:
-    owners = ClientPlacement(Threads(0, 2, [], threading.Barrier(1)), [4.0, 3.0, 2.0, 1.0])
-    assert [owners[client] for client in range(4)] == [0, 1, 1, 0]
-    owners.deal([1, 2])  # nobody keeps anything: one each
-    assert owners[1] != owners[2]
-    owners.bind([1, 2])
-    before = owners[1], owners[2]
-    owners.deal([1, 3])
-    assert (owners[1], owners[2]) == before
-    assert owners[3] != owners[1]
-    assert owners.bound == {1, 2}
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_answers_and_traffic_over_several_ranks_equal_those_of_one_process(size: int) -> None:
-    def ask(ranks: Ranks) -> Any:
-        clients, channel, asked = clients_on(ranks)
-        first = [client.ask(answer, torch.tensor(3)) for client in clients[:2]]
-        second = map_clients(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
-        return torch.stack([*first, *second]), channel.messages, asked
-
-    alone, messages, _ = ask(ALONE)
-    results = on_ranks(size, ask)
-    for found, crossed, _ in results:
-        assert torch.equal(found, alone)
-        assert crossed == messages
-    assert sorted(client for _, _, asked in results for client in asked) == [0, 1, 1, 2, 3, 4]
 
 
 # ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are

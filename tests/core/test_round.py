@@ -1,7 +1,6 @@
 """Round: what is derived from the clients' vectors, in memory or in a file; what the server leaves as it is."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from flsv import FederatedLoop
 from flsv.aggregation import Aggregator, FedAdam
 from flsv.attacks import InnerProductManipulation, Scaling
 from flsv.core import VOCABULARY, Channel, FederationState, Round, matrix, stage_of
-from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import MultiKrum, OutlierFilter
 from flsv.metrics import ClassSpecificShapley, ContributionEstimation, CumulativeShapley
 from flsv.server import ContributionMetrics
 from flsv.server.round_server import RoundServer
-from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, vector
 
@@ -40,7 +37,7 @@ def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
 
 
 @pytest.mark.parametrize("starts", [False, True])
-def test_client_updates_and_heads_are_differences_from_the_clients_start(starts: bool) -> None:
+def test_client_updates_and_heads_are_differences_from_the_clients_start(starts):
     round = make_round(starts)
     origin = round.start_vectors if starts else round.global_vector
     assert torch.equal(round.client_updates, round.client_vectors - origin)
@@ -50,7 +47,7 @@ def test_client_updates_and_heads_are_differences_from_the_clients_start(starts:
     torch.testing.assert_close(round.matrix.norms(), round.client_updates.double().norm(dim=1))
 
 
-def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers() -> None:
+def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers():
     """Whatever the weights sum to: running statistics are never extrapolated."""
     round = make_round()
     x, cut, (one, other) = round.global_vector, round.space.num_parameters, round.client_vectors
@@ -61,7 +58,7 @@ def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers()
     torch.testing.assert_close(round.combine(torch.zeros(2)), x)
 
 
-def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are_zero() -> None:
+def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are_zero():
     """Buffers that all have changed alike, such as BatchNorm's count of batches."""
     round = make_round()
     cut = round.space.num_parameters
@@ -70,7 +67,7 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
     assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
 
 
-def test_combine_keeps_parameters_that_no_client_changed_bitwise() -> None:
+def test_combine_keeps_parameters_that_no_client_changed_bitwise():
     """To the bit: weights that are frozen must not drift."""
     round = make_round()
     start, cut = round.global_vector, round.space.num_parameters
@@ -81,7 +78,7 @@ def test_combine_keeps_parameters_that_no_client_changed_bitwise() -> None:
     assert torch.equal(result[1 : cut - 1], start[1 : cut - 1])
 
 
-def test_server_fields_exist_only_after_aggregation() -> None:
+def test_server_fields_exist_only_after_aggregation():
     round = make_round()
     heads = round.client_heads
     names = {name for name in VOCABULARY if stage_of([name]) == "aggregation"}
@@ -96,11 +93,6 @@ def test_server_fields_exist_only_after_aggregation() -> None:
     torch.testing.assert_close(after.server_update, after.server_vector - round.global_vector)
     # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
     torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
-
-
-def test_client_heads_without_a_linear_layer_raise() -> None:
-    with pytest.raises(ConfigurationError, match="no linear layer"):
-        _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads
 
 
 # ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
@@ -139,9 +131,7 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
-    options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(options, tmp_path, monkeypatch):
     model, values, seen = run(tmp_path / "memory", **options())
     assert seen == [False, False]
     monkeypatch.setattr(matrix, "LARGE", 0)
@@ -152,23 +142,7 @@ def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     assert not list(tmp_path.rglob(".flsv-cohort*"))
 
 
-def test_large_matrix_and_its_copy_lie_in_files_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = empty_rows(3, torch.zeros(4), tmp_path)
-    assert (in_a_file(few), in_a_file(copied_rows(few))) == (False, False)
-    monkeypatch.setattr(matrix, "LARGE", 0)
-    rows = empty_rows(3, torch.zeros(4, dtype=torch.bfloat16), tmp_path)
-    rows[:] = torch.arange(12).view(3, 4)
-    copy = copied_rows(rows, torch.tensor([2, 0]))
-    rows.zero_()
-    assert copy.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-    assert (in_a_file(rows), in_a_file(copy)) == (True, True)
-    assert not list(tmp_path.iterdir())
-    assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
-
-
-def test_memory_bytes_is_at_most_the_limit_of_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkeypatch):
     machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
     monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
     limit.write_text("max\n")
@@ -188,7 +162,7 @@ class First(Aggregator):
         return round.client_vectors[0], self.weights(round, contributions)
 
 
-def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged() -> None:
+def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged():
     """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
     space = ParameterSpace(nn.BatchNorm1d(1))
     models = torch.arange(2.0 * space.size).view(2, space.size)

@@ -8,7 +8,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
-from own_models import OwnModels
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
@@ -18,7 +17,6 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
-from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
@@ -55,7 +53,7 @@ def frozen() -> nn.Module:
         (lambda name, tensor: tensor.ndim == 2, ["0.bias", "4.bias", *NORM]),
     ],
 )
-def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path: Path, share: Any, kept: list[str]) -> None:
+def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, share, kept):
     net = network()
     kept = [name for name in kept if name in net.state_dict()]
     expected, own = sharing_by_hand(net, kept, plain_sgd())
@@ -93,7 +91,7 @@ class Shifted(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_evaluation_never_uses_another_clients_private_part(tmp_path: Path) -> None:
+def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     """The last client of the cohort is still in the module when clients and games are evaluated."""
     seen: list[Tensor] = []
 
@@ -115,7 +113,7 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path: Path) -> N
     assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
-def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
+def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
     games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
 
     def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
@@ -140,7 +138,7 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path: P
     assert part.space.private_names == ()
 
 
-def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path: Path) -> None:
+def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
     with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
@@ -160,7 +158,7 @@ class Follows(Plain):
             mine.data = 0.9 * mine.data + 0.1 * other.data
 
 
-def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path: Path) -> None:
+def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path):
     said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
     with pytest.raises(ConfigurationError, match=said):
         fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
@@ -181,13 +179,13 @@ class Unfreezes(BaseFinetuning):
             self.unfreeze_and_add_param_group(module.net[0], optimizer)
 
 
-def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path: Path) -> None:
+def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path):
     module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
     with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
         fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
 
 
-def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path: Path) -> None:
+def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
     """After one round the private parts are those of a run without: training has not seen the noise yet."""
     noised = three_of_five(
         share=["!norm"], uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]
@@ -211,7 +209,7 @@ class Scaled(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path: Path) -> None:
+def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
     federated = FederatedLoop(share=["!scale"], seed=1)
     with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
@@ -220,30 +218,9 @@ def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path: Path) -> 
     assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
 
 
-def test_scores_of_clients_own_models_include_private_parts(tmp_path: Path) -> None:
-    federated = three_of_five(share=["!head"], evaluation=ClientEvaluation(every=2, keep_trained=True))
-    own = OwnModels(federated, tests="own")
-    fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
-    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
-
-
-def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path: Path) -> None:
+def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
-
-
-def test_unshared_head_kept_by_a_pfedme_client_is_of_its_personal_model(
-    tmp_path: Path,
-) -> None:
-    """pFedMe's clients train theta and upload w: the head that stays is theta's."""
-    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-9, "lamda": 15.0, "inner_steps": 1}
-    module = Plain(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
-    start = copy.deepcopy(module.net[4].weight.detach())
-    federated = FederatedLoop(share=["!head"], seed=1)
-    fit(federated, tmp_path, module, rounds=1)
-    # w has not moved.
-    heads = [state["module.net.4.weight"] for state in client_tensors(federated).values()]
-    assert all((head - start).abs().max() > 1e-3 for head in heads)
 
 
 # ---- resumed
@@ -260,7 +237,7 @@ def everything(**changes: Any) -> FederatedLoop:
     return three_of_five(**{**options, **changes})
 
 
-def test_shared_parts_resume_bitwise(tmp_path: Path) -> None:
+def test_shared_parts_resume_bitwise(tmp_path):
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
     assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 
@@ -274,7 +251,7 @@ class Saves(InRound):
             trainer.save_checkpoint(self.path)
 
 
-def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path):
     path = tmp_path / "middle.ckpt"
     whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
     expected = fit(
@@ -287,7 +264,7 @@ def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Pa
     assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()})
 
 
-def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
+def test_other_frozen_layers_are_refused_on_resume(tmp_path):
     optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
     fit(three_of_five(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, **saving)

@@ -83,18 +83,6 @@ def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
     assert sorted(dose for part in found(0) for dose in part) == doses
 
 
-def test_a_test_file_is_encoded_by_the_training_rows(make):
-    data = make(TableData, test=["A,40,x,plain,0.5,1", "C,NA,f,,-0.5,0"])
-    x, y = data.test_set.tensors
-    names = data.encoder.feature_names
-    assert y.tolist() == [1, 0]
-    assert x[:, names.index("sex=f")].tolist() == [0, 1]
-    assert x[:, names.index("sex=m")].tolist() == [0, 0]
-    assert x[:, names.index("age missing")].tolist() == [0, 1]
-    assert x[1, names.index("age")] == 0
-    assert torch.equal(make(TableData).train_set.tensors[0], data.train_set.tensors[0])
-
-
 def test_table_data_standardizes_a_numeric_target(make):
     columns = {"task": "regression", "standardize_target": True}
     data = make(TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"])
@@ -148,10 +136,8 @@ def test_character_data_cuts_text_into_pieces(make):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (TableData, {"columns": {"exclude": "weight"}}, r"no column 'weight' \(exclude\)"),
         (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
         (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
-        (TableData, {"rows": ["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"]}, r"no row has a 'ill' \(target\)"),
         (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in target 'label' is none of the 2 classes"),
         (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),
     ],

@@ -20,7 +20,7 @@ from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import preload
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import CLASSES, FEATURES, Items, ready, toy_data, toy_sets
+from helpers.data import CLASSES, FEATURES, Items, ready
 from helpers.fits import assert_resumes
 from helpers.models import Plain, network
 
@@ -88,16 +88,6 @@ def test_preloaded_samples_are_in_order(workers):
     assert preload(TENSORS) is TENSORS
     with pytest.raises(ConfigurationError, match="samples of Items do not collate to a tuple of tensors"):
         preload(Items([{"x": 1}]))
-
-
-@pytest.mark.parametrize("val", [True, False])
-def test_preloaded_batches_lie_on_the_given_device(val):
-    """Batches are gathered where the tensors lie; ``tests/device`` has fits on one."""
-    data = toy_data() if val else FederatedDataModule(toy_sets()[0], SizePartitioner([1, 2]))
-    data.setup("fit")
-    vars(data)["_dealt"] = data._data.to_device(torch.device("meta"))
-    loaders = [data.client_loader(0), data.client_loader(1, shuffle=False), data.val_dataloader()]
-    assert {tensor.device.type for loader in loaders for batch in loader for tensor in batch} == {"meta"}
 
 
 class Randomizable:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, IIDPartitioner, OneClient, TableData
+from flsv.data import Columns, OneClient, TableData
 from flsv.data.sources.base import array_set
 from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
@@ -78,23 +78,31 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
         ready(clients={"few": few, "here": HERE})
 
 
+TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
-        ({"clients": {"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, "labels": "y"}, "'b' is a table and 'a' is not"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
-        ({"clients": {"a": HERE, "b": None}}, "client 'b': a NoneType cannot be read as samples"),
         ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
-        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "no data module"),
+        ({"source": "mnist"}, "data.files.download true"),
+        ({"source": "x.npz"}, "No data set 'x.npz' was found"),
+        ({"source": (X[:4], Y[:4])}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
+        ({"source": HERE, "max_samples": 12, "client_test": 0.9}, "Client 0 has [23] samples"),
+        ({"source": TABLE}, "Frame is a table: set labels, the column to predict. It has age, sex, ill"),
+        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
+        ({"source": TABLE, "labels": "age"}, "40 different values in 40 rows, which cannot be classes"),
+        ({"source": TABLE, "labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is not a valid"),
     ],
 )
-def test_sources_with_wrong_options_are_refused(options, message):
+def test_data_with_wrong_options_are_refused(options, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
-        ready(**{"server_val": 0.0, **options})
+        ready(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
 def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
@@ -206,10 +214,3 @@ def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, nam
         module_source(module(loader))
     # As they are they validate.
     assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader
-
-
-def test_data_module_text_shows_source_partitioner_and_sizes():
-    data = FederatedDataModule("digits", IIDPartitioner(2))
-    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2))"
-    data.setup("fit")
-    assert str(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=2)): [647, 646] training samples"

@@ -33,11 +33,7 @@ PATIENTS = {
         ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 names"),
         ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
         ("a,a\n1,2\n", "columns are called 'a', 'a'"),
-        (
-            'a,b\n"x" y,2\n',
-            "line 2: ',' expected after '\"'. A value that contains ',' or a quotation mark needs quotes",
-        ),
-        ("a;b\nMüller;1;2\n", "line 2: 3 values, but .* 2 names. A value .*';'"),
+        ('a,b\n"x" y,2\n', "line 2: ',' expected after '\"'. A value that contains ','"),
     ],
 )
 def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
@@ -104,7 +100,6 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
         (lambda: pd.date_range("2020-01-01", periods=60), "'odd' has Timestamp in DataFrame"),
         (lambda: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)], r"'odd' has date in .*dates\": .\"odd"),
         (lambda: pd.Series([1, "1"] * 30, dtype=object), "int in .* and str in "),
-        (lambda: [[1.0]] * 60, "has list in"),
         (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number, but stored as text"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is not a valid number"),
         (lambda: [1e300, *range(59)], "row 0: '1e.300' in 'odd' is not a valid number"),
@@ -146,13 +141,6 @@ def test_hospitals_in_pairs_of_two_codings_are_refused_and_overlapping_labels_ac
     with pytest.raises(ConfigurationError, match="'b', .* of 'c': target 'ill' has no label of 'no', 'yes'"):
         read(("no", "yes"), ("nein", "ja"), ("nein", "ja"), ("yes", "no"))
     assert read(("I",), ("III", "IV"), ("II", "III"), ("I", "II")) == ("I", "II", "III", "IV")
-
-
-def test_a_column_that_two_clients_write_in_different_types_is_refused():
-    rows = {"age": range(30), "ill": [0, 1] * 15}
-    clients = {"Boston": {**rows, "smokes": [True, False] * 15}, "Lyon": {**rows, "smokes": ["yes", "no"] * 15}}
-    with pytest.raises(ConfigurationError, match="bool in the .* of 'Boston' and str in the .* of 'Lyon'"):
-        ready(clients={name: pd.DataFrame(each) for name, each in clients.items()}, labels="ill")
 
 
 @pytest.mark.parametrize("labels", [["0", "00", "1", "1.0"], ["True", "true", "TRUE", "no"]])
@@ -339,8 +327,9 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
     (found, _), (tested, _) = data._data.train.tensors, data._data.test.tensors
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     assert categories == ["A", "B", "only 1", "only 2", "only 3"]
-    assert tested.shape == (10, 6)
-    np.testing.assert_allclose(tested[:, 0], (np.array(patients(10, 4)["age"]) - mean) / deviation, atol=1e-5)
+    age, ward = (np.array(patients(10, 4)[name]) for name in ("age", "ward"))  # some are of a ward that nobody knows
+    expected = np.column_stack([(age - mean) / deviation, *(ward == category for category in categories)])
+    np.testing.assert_allclose(tested, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"])
@@ -360,22 +349,6 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     assert found.client_names == expected.client_names == ("Boston", "Köln / Ost", "Lyon")
     assert found.class_names == ("0", "1")
     assert found.content_hashes() == expected.content_hashes()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "Frame is a table: set labels, the column to predict. It has age, sex, ward, ill"),
-        ({"labels": "il"}, r"no column 'il' \(target\). It has .*ill"),
-        ({"labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
-        ({"labels": "age"}, "34 different values in 34 rows, which cannot be classes"),
-        ({"labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is not a valid number"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*are left out")
-def test_table_with_wrong_options_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ready(Frame(**PATIENTS), **options)
 
 
 @pytest.mark.parametrize(
@@ -431,12 +404,3 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         "age": "categories",
     }
     assert cards["score"].values.isna().sum() == 2
-
-
-def test_problems_of_wide_tables_are_summarized(tmp_path):
-    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 50)).round(2).astype(str))
-    frame.iloc[3, :40] = "high"
-    frame.assign(died=np.resize(["yes", "no", "no"], 60)).to_csv(tmp_path / "all.csv", index=False)
-    with pytest.raises(ConfigurationError, match="and 10 more\n") as error:
-        ready(str(tmp_path / "all.csv"), labels="died", groups=[i % 3 for i in range(60)])
-    assert len(str(error.value).splitlines()) == 33

@@ -9,20 +9,18 @@ import yaml
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule
-from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedLoop
 from flsv.data import (
     FederatedDataModule,
-    GroupPartitioner,
     IIDPartitioner,
     SizePartitioner,
     TensorBatches,
 )
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import Items, ready
+from helpers.data import Items
 from helpers.fits import trainer_for
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
@@ -103,22 +101,6 @@ def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
     assert data._data is dealt  # a further setup changes nothing
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"source": "mnist"}, "data.files.download true"),
-        ({"source": "x.npz"}, "No data set 'x.npz' was found"),
-        ({"source": TensorDataset(X[:3], Y[:3])}, "3 samples gives no sample"),
-        ({"source": TensorDataset(X[:4], Y[:4]), "server_val": 0.0}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
-        ({"partitioner": GroupPartitioner()}, "needs each sample's group"),
-        ({"max_samples": 12, "client_test": 0.9}, "Client 0 has 3 samples"),
-    ],
-)
-def test_wrong_arguments_of_the_data_module_are_refused_in_setup(arguments, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
-        ready(**{"source": "digits", "root": str(tmp_path), **arguments})
-
-
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(trainer):
     wrapped, model = Somebodys(), Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
@@ -134,13 +116,6 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(trainer
     fit.test(model, data, verbose=False)
     assert [len(y) for y in model.seen["test"]] == [13, 13, 13, 11]
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
-
-
-def test_attributes_of_the_wrapped_module_are_reached():
-    data = FederatedDataModule(Somebodys(30), IIDPartitioner(3))
-    assert (data.size, data.hparams.size) == (30, 30)
-    data.source.size = 31
-    assert data.size == 31
 
 
 class Hooked(Somebodys):
@@ -178,13 +153,6 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path
     again = Hooked()
     trainer(2).fit(Linear(), FederatedDataModule(again), ckpt_path=tmp_path / "last.ckpt")
     assert again.loaded == {"cursor": 42}
-
-
-def test_lr_and_batch_size_finders_work_without_the_loop(tmp_path):
-    tuner, data = Tuner(trainer_for(None, tmp_path, 2, enable_checkpointing=True)), FederatedDataModule(DATA)
-    found = tuner.lr_find(Linear(), datamodule=data, num_training=10, max_lr=1.0)
-    assert len(found.results["lr"]) == 10
-    assert tuner.scale_batch_size(Linear(), datamodule=data, max_trials=2, steps_per_trial=1) == data.batch_size
 
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):

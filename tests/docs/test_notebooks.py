@@ -9,7 +9,6 @@ from typing import Any
 import docs_render
 import pytest
 
-ROOT = Path(__file__).parents[2]
 lessons = pytest.mark.parametrize("path", docs_render.LESSONS, ids=lambda path: path.stem)
 
 

@@ -1,8 +1,11 @@
-"""The pages that are made, and the table that they are made of."""
+"""The pages that are made, and the table that they are made of; what pages show of the code is the code's."""
 
 import importlib
 import inspect
 import re
+import subprocess
+import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -12,7 +15,8 @@ import pytest
 import torch
 import yaml
 
-import flsv.data
+import flsv.metrics
+from flsv.federation.run import FederationRun
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
@@ -21,33 +25,6 @@ CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 def test_every_configuration_is_of_one_algorithm() -> None:
     named = [config for each in docs_site.algorithms() for config in each.configs]
     assert sorted([*named, *docs_site.BASES]) == CONFIGS
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_classes_named_in_a_configuration_are_importable(config: str) -> None:
-    parts = docs_site.parts(config)
-    named = {value for part, values in parts.items() if part != "share" for value in values}
-    whole = (ROOT / "configs" / f"{config}.yaml").read_text()
-    classes = set(re.findall(r"(?:class_path|\w+|-):? ([A-Z]\w+)$", re.sub("#.*", "", whole), flags=re.MULTILINE))
-    assert {path.rpartition(".")[2] for path in named} == {name for name in classes if not hasattr(flsv.data, name)}
-    for path in named:
-        module, _, name = path.rpartition(".")
-        assert hasattr(importlib.import_module(module), name), path
-
-
-@pytest.mark.parametrize("each", docs_site.algorithms(), ids=lambda each: each.configs[0])
-def test_algorithm_page_says_when_not_to_use_it_and_describes_its_parts(each: docs_site.Algorithm) -> None:
-    page = docs_site.algorithm_page(each)
-    assert f"**When not to use it:** {each.not_for}." in page
-    assert len(each.not_for.split()) >= 3
-    shown = re.findall(r"^::: flsv\.([\w.]+)$", page, flags=re.MULTILINE)
-    named = [value for config in each.configs for values in docs_site.parts(config).values() for value in values]
-    assert all(f"flsv.{path}" in named for path in shown)
-    assert shown or any(path.startswith(("flsv.valuation.", "flsv.models.", "flsv.attacks.")) for path in named)
-    drawn = re.findall(r"\(\.\./reference/metrics/(\w+)\.svg\)", page)
-    assert set(drawn) == {path.rpartition(".")[2] for path in named if path.startswith("flsv.metrics.")} & {
-        *docs_site.metrics()
-    }
 
 
 def test_paths_named_in_pages_exist() -> None:
@@ -129,15 +106,29 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(listed) == {page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")}
 
 
-def test_docstrings_become_markdown() -> None:
-    pytest.importorskip("griffe", reason="flsv[docs] is not installed")
-    import docs_roles
+def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
+    shown = (ROOT / "docs/explanation/round.md").read_text().split("```py\n")[1].split("```")[0]
+    body = inspect.getsource(FederationRun.round).split('"""')[-1]
+    assert shown == textwrap.dedent(body.strip("\n")) + "\n"
 
-    text = (
-        "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    lava`.\n\n.. math::\n    x_i = 1\n\nThen "
-        ":math:`N \\setminus i`.\n\nExample:\n    >>> 1\n    1\n"
-    )
-    made = docs_roles.markdown(text)
-    assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
-    assert made.count("<math") == 2
-    assert "\nExamples:\n    >>> 1" in made
+
+def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> None:
+    page = (ROOT / "docs/explanation/round.md").read_text()
+    shown = page.split("## Local training")[1].split("```")[1].splitlines()[1:]
+    lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
+    code = (ROOT / "flsv/training/local_training.py").read_text()
+    assert len(lines) == 6
+    places = [code.find(line) for line in lines]
+    assert -1 not in places, lines[places.index(-1)]
+    begin, end = places[:3], places[3:]
+    assert begin == sorted(begin)
+    assert end == sorted(end)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-2000:]
+    assert (tmp_path / "index.html").is_file()

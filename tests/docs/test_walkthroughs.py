@@ -1,8 +1,7 @@
-"""What three people do who have never seen flsv, from the first command to what they came for, as the pages say it,
-with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a teacher with TensorBoard."""
+"""What two people do who have never seen flsv, from the first command to what they came for, as the pages say it,
+with nothing shortened: a data scientist with CSV files, a teacher with TensorBoard."""
 
 import csv
-import os
 import re
 import shutil
 import subprocess
@@ -13,17 +12,15 @@ import pytest
 from pandas import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flsv.cli import main
 from flsv.report import open_run
 from helpers import pages
 
 ROOT = Path(__file__).parents[2]
-DATA = os.environ.get("FLSV_DATA_ROOT")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
@@ -39,9 +36,7 @@ def commands_of(page: Path) -> list[list[str]]:
     ]
 
 
-def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_payments(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_payments(folder, monkeypatch):
     if signs := shutil.which("ssh-keygen"):
         monkeypatch.setenv("HOME", str(folder))
         Path(".ssh").mkdir()
@@ -69,70 +64,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     assert {name: float(share) / 100 for name, share in rows} == pytest.approx(retrained, abs=0.02)
 
 
-XRAYS = """
-import lightning as L
-import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Lungs(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 2))
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class XRays(L.LightningDataModule):
-    def setup(self, stage):
-        found = np.load({path!r})
-        for part in ("train", "val"):
-            x = torch.tensor(found[f"{{part}}_images"][:500]).float()[:, None] / 128 - 1
-            setattr(self, part, TensorDataset(x, torch.tensor(found[f"{{part}}_labels"][:500]).flatten().long()))
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=32, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=256)
-"""
-
-
-@pytest.mark.skipif(
-    DATA is None or not Path(DATA, "pneumoniamnist.npz").is_file(), reason="FLSV_DATA_ROOT has no pneumoniamnist.npz"
-)
-def test_lightning_tutorial_runs_with_an_unchanged_x_ray_project() -> None:
-    """The tutorial's configuration with her two classes in it, then its commands."""
-    page = ROOT / "docs" / "tutorials" / "lightning.md"
-    Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
-    (federation,) = (b for b in pages.blocks(page.read_text()) if b.title == "federation.yaml")
-    text = federation.text.replace("project.Classifier", "xrays.Lungs").replace("project.Digits", "xrays.XRays")
-    assert text.count("xrays.") == 2
-    Path("federation.yaml").write_text(text)
-    fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
-    trial, *fits = fits
-    pages.run_command(trial)
-    assert len(fits) == 2
-    for number, words in enumerate(fits):
-        pages.run_command(words)
-        run = f"lightning_logs/version_{number}"
-        assert main(["report", run]) == 0
-        report = Path(run, "report.html").read_text()
-        assert "5 partners, 10 rounds" in report
-
-
-def test_readme_quickstart_gives_the_table_shown_and_tensorboard_the_values_of_contributions_csv(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_readme_quickstart_gives_the_table_shown_and_tensorboard_the_values_of_contributions_csv(capsys):
     """The README's first commands; the curves that a class sees are the values in the table."""
     commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])

@@ -66,14 +66,11 @@ def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
     assert subprocess.run(given, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-@pytest.mark.parametrize("name", ["timm:resnet10t", "nonsense"])
-def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigurationError, match="not installed: pip install timm"):
-        build_network(name, 3, (3, 32, 32))
+        build_network("timm:resnet10t", 3, (3, 32, 32))
     assert build_network("torchvision:resnet18", 3, (3, 32, 32)).fc.out_features == 3
-    with pytest.raises(ConfigurationError, match="Unknown network 'torchvision:nonsense'"):
-        build_network("torchvision:nonsense", 3, (3, 32, 32))
 
 
 #: Requirements of flsv by its name alone, in a command or in the dependencies of a package.

@@ -7,23 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics
 
 from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
-from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.partition import split_federation
 from flsv.filters import MultiKrum
-from flsv.functional import ESTIMATORS, allocate
-from flsv.functional.transport import potentials
+from flsv.functional import ESTIMATORS
 from flsv.functional.transport.cost import check_support, label_embedding
-from flsv.metrics import CumulativeShapley
-from flsv.models.factory import build_network
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import BernoulliSampler, PowerOfChoice, UniformSampler
+from flsv.sampling import BernoulliSampler, UniformSampler
 
-COUNTS = torch.tensor([0.0, 1.0, 3.0])
 MOST = {"server_val": 0, "client_test": 0.9}
 
 
@@ -43,10 +37,6 @@ def krum(clients: int, byzantine: int, keep: int | None = None) -> None:
     MultiKrum(byzantine, keep).resume(federation(clients))
 
 
-def candidates(clients: int, **arguments: int) -> None:
-    PowerOfChoice(**arguments).begin(federation(clients))
-
-
 def split(samples: int = 30, clients: int = 3, min_samples: int = 1, **options: float) -> Any:
     samples = max(samples, 2 * clients * min_samples)
     labels = torch.zeros(samples, dtype=torch.long)
@@ -58,19 +48,9 @@ def full_batches(batch_size: int) -> None:
     check_full_batches(split(server_val=0), {"batch_size": batch_size, "drop_last": True})
 
 
-def network(height: int) -> None:
-    build_network("lenet5", 10, (1, height, height))
-
-
 def estimate(name: str, budget: int) -> None:
     weights = torch.arange(1.0, 7.0)
     ESTIMATORS[name](lambda masks: (masks * weights).sum(1) ** 2, 6, budget=budget, generator=torch.Generator())
-
-
-def transport(samples: int) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(potentials, "MAX_BYTES", 1000)
-        potentials.entropic_potentials(torch.rand(samples, samples), 0.5, 0.5)
 
 
 def embedding(features: int, covariance: Any = "full") -> None:
@@ -78,16 +58,8 @@ def embedding(features: int, covariance: Any = "full") -> None:
     label_embedding(x, torch.arange(60) % 2, covariance=covariance)
 
 
-def choose(clients: int, fraction: float) -> None:
-    ClientChoice(fraction=fraction).chosen(clients)
-
-
 def sample(kind: type, clients: int, **arguments: Any) -> None:
     kind(**arguments).check(clients)
-
-
-def measure(performance: Any, mode: Any = None) -> None:
-    CumulativeShapley(performance=performance, mode=mode)
 
 
 SAMPLED = ("permutation", "surrogate", "difference", "gtg")
@@ -96,27 +68,19 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),
     (trim, {"trim": 0.01, "clients": 6}, {"trim": "The least trim that does is"}),
     (trim, {"trim": 0.4, "clients": 2}, {"clients": "It takes"}),
-    (choose, {"fraction": 0.01, "clients": 7}, {"fraction": "that selects one is"}),
     (krum, {"clients": 6, "byzantine": 2}, {"byzantine": "say byzantine=", "clients": "for which it takes"}),
     (krum, {"clients": 9, "byzantine": 2, "keep": 8}, {"keep": "Say keep="}),
     (sample, {"kind": UniformSampler, "clients": 4, "cohort_size": 5}, {"cohort_size": "cohort_size to"}),
     (sample, {"kind": BernoulliSampler, "clients": 4, "expected_cohort": 5}, {"expected_cohort": "at most"}),
     (sample, {"kind": BernoulliSampler, "clients": 900, "expected_cohort": 0.01}, {"expected_cohort": "example to"}),
-    (candidates, {"clients": 5, "candidates": 7, "cohort_size": 2}, {"candidates": "candidates to at most"}),
     (split, {"samples": 4, "clients": 2, "server_val": 0.05}, {"server_val": "set it to"}),
     (split, {"samples": 12, "clients": 6, **MOST}, {"client_test": 0}),
     (full_batches, {"batch_size": 16}, {"batch_size": "Lower batch_size to"}),
-    (network, {"height": 8}, {"height": "at least"}),
-    (transport, {"samples": 20}, {"samples": "at most"}),
     (embedding, {"features": 70}, {"features": "PCA to", "covariance": "diag"}),
     (check_support, {"support": 30, "samples": 60}, {"support": "Take support="}),
     *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in SAMPLED),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0}, {"noise_multiplier": "such as to"}),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0}, {"noise_multiplier": "such as to"}),
-    *((allocate, {"values": -COUNTS[1:], "budget": 10.0}, {"negatives": way}) for way in ("shift", "softmax")),
-    (measure, {"performance": "val_loss"}, {"mode": "min", "performance": "auroc"}),
-    (measure, {"performance": torchmetrics.MeanMetric()}, {"mode": "max"}),
-    (measure, {"performance": "accuracy", "mode": "min"}, {"mode": None}),
 ]
 
 

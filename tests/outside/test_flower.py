@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from flsv.metrics import (
 )
 from flsv.report import Budget, write_report
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import BIN, NAMES, deployment, free_ports
+from helpers.sites import BIN, free_ports
 
 pytestmark = pytest.mark.flower
 APP = Path(__file__).parents[1] / "engines" / "flower_app"
@@ -90,7 +90,7 @@ class Grid:
 
 
 @pytest.fixture(autouse=True)
-def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_a_task(monkeypatch):
     """Flower numbers messages by the task that makes them; there are no tasks here."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
@@ -104,7 +104,7 @@ def valued(grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None,
     return [*strategy.start(grid, start, num_rounds=rounds).train_metrics_clientapp.values()]  # type: ignore[arg-type]
 
 
-def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id() -> None:
+def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id():
     sizes = {1: 10, 2: 20, 3: 30}
     for grid, names in [
         (Grid(sizes, names=("Boston", "Lyon", "")), ["3", "Boston", "Lyon"]),
@@ -115,7 +115,7 @@ def test_client_names_come_from_the_registration_or_else_replies_or_else_the_nod
         assert [key for key in record if key.startswith("value/")] == [f"value/{name}" for name in names]
 
 
-def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path: Path) -> None:
+def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path):
     grid = Grid({1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30})
     records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
     known = [[record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)] for record in records]
@@ -128,7 +128,7 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path:
     assert "not seen (3)" in write_report(tmp_path / "run").read_text()
 
 
-def test_client_beyond_num_clients_leaves_only_its_round_without_values() -> None:
+def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     sizes = {1: 10, 2: 20}
     with pytest.warns(UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"):
         records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
@@ -141,7 +141,7 @@ class Fails(CosineGradientShapley):
             raise RuntimeError("no luck")
 
 
-def test_a_value_that_fails_does_not_end_the_training() -> None:
+def test_a_value_that_fails_does_not_end_the_training():
     sizes = {1: 10, 2: 20}
     with pytest.warns(UserWarning, match="round 2 could not be valued, and training goes on without: no luck"):
         records = valued(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
@@ -157,20 +157,20 @@ def test_a_value_that_fails_does_not_end_the_training() -> None:
         (CumulativeShapley(), nn.Linear(5, 3), "does not fit the module"),
     ],
 )
-def test_contributions_that_cannot_be_measured_are_refused_before_training(metric: Any, module: Any, why: str) -> None:
+def test_contributions_that_cannot_be_measured_are_refused_before_training(metric, module, why):
     grid = Grid({1: 10, 2: 20}, {})
     with pytest.raises(ConfigurationError, match=why):
         valued(grid, metrics={"value": metric}, module=module)
     assert grid.now  # nobody was sent anything
 
 
-def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path):
     valued(Grid({1: 10, 2: 20}), folder=tmp_path)
     with pytest.raises(ConfigurationError, match="holds a run"):
         valued(Grid({1: 10, 2: 20}), folder=tmp_path)
 
 
-def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on() -> None:
+def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
     clipped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 2)
     strategy = Contributions(clipped, net(), batches(), metrics={"value": CumulativeShapley()})
     assert strategy.clipping_norm == 1e6
@@ -178,14 +178,14 @@ def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on() -> None:
     assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
 
 
-def test_arrays_without_names_are_in_the_modules_order() -> None:
+def test_arrays_without_names_are_in_the_modules_order():
     strategy = Contributions(FedAvg(fraction_evaluate=0.0), net(), batches(), metrics={"value": CumulativeShapley()})
     arrays = ArrayRecord([value.numpy() for value in net().state_dict().values()])
     result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
     assert {**result.train_metrics_clientapp[1]} == {**valued(Grid({1: 10, 2: 20}))[0]}
 
 
-def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path: Path) -> None:
+def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
     metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
     valued(Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")), rounds=2, metrics=metrics, folder=tmp_path)
     page = write_report(tmp_path).read_text()
@@ -203,7 +203,7 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path: Path) ->
 
 
 @pytest.fixture
-def superlink(tmp_path: Path) -> Iterator[dict[str, str]]:
+def superlink(tmp_path):
     """Flower's simulation of three SuperNodes, with a SuperLink of its own; what `flwr` needs to find it."""
     pytest.importorskip("ray", reason="needs pip install 'flwr[simulation]'")
     home, port = tmp_path / "flwr", free_ports(2)
@@ -242,9 +242,7 @@ def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
     return found["value"], found["cssv"]
 
 
-def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
-    tmp_path: Path, superlink: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(tmp_path, superlink, monkeypatch):
     app = shutil.copytree(APP, tmp_path / "app")
     settings = (app / "pyproject.toml").read_text().replace("fedapp.server_app:app", "fedapp.compared:app")
     (app / "pyproject.toml").write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
@@ -267,18 +265,3 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
         page = write_report(tmp_path / name).read_text()
         assert f"values of single rounds that {name} ran" in page
     assert (kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]).abs().max() > 0.01
-
-
-def test_clients_of_three_supernodes_are_named_by_their_keys(tmp_path: Path) -> None:
-    folder = tmp_path / "federation"
-    subprocess.run([sys.executable, "-m", "flsv", "init", "--flower", folder, "-q"], check=True)
-    shutil.rmtree(folder / "fedapp")
-    shutil.copytree(APP, folder, dirs_exist_ok=True)
-    with deployment(folder, "") as deployed:
-        deployed.run()
-        deployed.wait_for("run", lambda log: "Contributions: flsv report" in log)
-    (runs,) = folder.rglob("contributions.csv")
-    table = flsv.read_run(runs.parent)
-    assert set(table["client_name"]) == set(NAMES)
-    last = table[(table["round"] == 1) & (table["metric"] == "value") & table["class"].isna()].set_index("client_name")
-    assert last["value"]["Osaka"] < last["value"].drop("Osaka").min()

@@ -14,23 +14,7 @@ import torch
 from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
 from torch import Tensor, nn
 
-from flsv.aggregation import (
-    CGSV,
-    Aggregator,
-    Bucketing,
-    DivergenceWeighted,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedCE,
-    FedNova,
-    FedYogi,
-    GeometricMedian,
-    ShapFedWA,
-    ShapleySoftmax,
-    ShapleyWeighted,
-    TrimmedMean,
-)
+from flsv import aggregation
 from flsv.attacks import InnerProductManipulation, SignFlip
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
@@ -253,7 +237,7 @@ def moreau(net: nn.Module, epochs: Batches) -> None:
 @dataclass(frozen=True)
 class Case:
     rule: Rule = averaged
-    make: Callable[[], Aggregator] = FedAvg
+    make: Callable[[], aggregation.Aggregator] = aggregation.FedAvg
     train: Train = sgd
     send: Send | None = flipped
     uploads: Callable[[], list[Upload]] = lambda: [SignFlip(clients=[1])]
@@ -268,19 +252,21 @@ def reads(metric: Callable[[], ContributionMetric], name: str = "moved") -> Call
 
 CASES: dict[str, Case] = {
     "FedAvg": Case(),
-    "TrimmedMean": Case(trimmed, lambda: TrimmedMean(0.34)),
-    "GeometricMedian": Case(median, lambda: GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4),
-    "Bucketing": Case(bucketed, lambda: Bucketing(FedAvg("samples"), 2)),
-    "DivergenceWeighted": Case(diverging, lambda: DivergenceWeighted(0.3, 0.2)),
-    "CGSV": Case(reputed, lambda: CGSV(scale=0.5), options=reads(lambda: CosineGradientShapley(alpha=0.6), "cgsv")),
-    "ShapFedWA": Case(class_weighted, lambda: ShapFedWA("moved"), options=reads(MovedByClass)),
-    "ShapleySoftmax": Case(softmax, lambda: ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)),
-    "ShapleyWeighted": Case(weighted_by_chance, lambda: ShapleyWeighted("moved"), options=reads(Moved)),
-    "FedCE": Case(estimated, lambda: FedCE("moved"), options=reads(Moved)),
-    "FedNova": Case(normalized, FedNova),
-    "FedAvgM": Case(optimized("momentum", 0.5), lambda: FedAvgM(lr=0.5)),
-    "FedAdam": Case(optimized("adam", 0.03), lambda: FedAdam(lr=0.03, beta2=0.5)),
-    "FedYogi": Case(optimized("yogi", 0.03), lambda: FedYogi(lr=0.03, beta2=0.5)),
+    "TrimmedMean": Case(trimmed, lambda: aggregation.TrimmedMean(0.34)),
+    "GeometricMedian": Case(median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4),
+    "Bucketing": Case(bucketed, lambda: aggregation.Bucketing(aggregation.FedAvg("samples"), 2)),
+    "DivergenceWeighted": Case(diverging, lambda: aggregation.DivergenceWeighted(0.3, 0.2)),
+    "CGSV": Case(
+        reputed, lambda: aggregation.CGSV(scale=0.5), options=reads(lambda: CosineGradientShapley(alpha=0.6), "cgsv")
+    ),
+    "ShapFedWA": Case(class_weighted, lambda: aggregation.ShapFedWA("moved"), options=reads(MovedByClass)),
+    "ShapleySoftmax": Case(softmax, lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)),
+    "ShapleyWeighted": Case(weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=reads(Moved)),
+    "FedCE": Case(estimated, lambda: aggregation.FedCE("moved"), options=reads(Moved)),
+    "FedNova": Case(normalized, aggregation.FedNova),
+    "FedAvgM": Case(optimized("momentum", 0.5), lambda: aggregation.FedAvgM(lr=0.5)),
+    "FedAdam": Case(optimized("adam", 0.03), lambda: aggregation.FedAdam(lr=0.03, beta2=0.5)),
+    "FedYogi": Case(optimized("yogi", 0.03), lambda: aggregation.FedYogi(lr=0.03, beta2=0.5)),
     "FedProx": Case(train=proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
     "MoreauSGD": Case(train=moreau, optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2)),
     "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import statistics
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,13 @@ from flsv.report.html import bars
 from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
-from helpers.runs import NAMES, at_fault, copying, made_value, make_game, make_run, repeated, retold
+from helpers.runs import NAMES, made_value, make_game, make_run, repeated, retold
 
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
-#: What only those who measure understand.
-FOREIGN = ("nats", "2^", "U(C)", "coalition", "Shapley", "hyperparameter", "class 0", "negative_loss", "NaN")
 
 
 def retrained(
@@ -115,24 +112,6 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
     (tmp_path / "runs.csv").unlink()
     assert WORDS["no_brackets"] in front_of(run).replace("\n", " ")
-
-
-@pytest.mark.parametrize("kind", ["game", "loss", "cssv", "found"])
-def test_first_page_has_no_jargon_and_no_sentence_twice(kind: str, tmp_path: Path) -> None:
-    if kind == "cssv":
-        make_run(tmp_path)
-    elif kind == "found":
-        found = {"events": [at_fault(1, 1, 3), *copying(2, 3)], "logged": {"val_accuracy": 0.72}}
-        make_game(tmp_path, {"sv": VALUES["sv"], "loo": VALUES["sv"][::-1]}, **found)
-    else:
-        by = "negative_loss" if kind == "loss" else "accuracy"
-        make_game(tmp_path, VALUES, start=-0.7 if kind == "loss" else 0.25, by=by)
-    whole = text_of(write_report(tmp_path, budget=Budget(10_000.0, "cssv" if kind == "cssv" else "sv")))
-    assert not [word for word in FOREIGN if word in whole.partition("\nAppendix\n")[0]]
-    parts = [part for line in whole.splitlines() for part in (line.split("|") if line.startswith("|") else [line])]
-    sentences = [each.strip(" -*>#") for part in parts for each in re.split(r"(?<=[.!?])\s+", part)]
-    long = Counter(each for each in sentences if len(re.findall(r"[A-Za-z]{2,}", each)) >= 5)
-    assert not [sentence for sentence, times in long.items() if times > 1]
 
 
 def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> None:

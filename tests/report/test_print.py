@@ -78,11 +78,3 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
     found = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
     assert found is not None
     assert json.loads(html.unescape(found[1])) == []
-
-
-def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
-    text = write_report(few(tmp_path / "run"), budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
-    alone = tmp_path / "front.html"
-    alone.write_text(re.sub(r"<aside>.*</aside>", "", text, flags=re.DOTALL), encoding="utf-8")
-    browse(f"--print-to-pdf={tmp_path / 'front.pdf'}", "--no-pdf-header-footer", alone.as_uri())
-    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "front.pdf").read_bytes())) == 1

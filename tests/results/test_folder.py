@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -16,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.results.folder import FolderLock, run_folder
+from flsv.results.folder import FolderLock
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
@@ -44,14 +43,6 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path: Path, monke
     run(None, logger=CSVLogger(".", name="", version="logged"))
     assert {path.name for path in tmp_path.iterdir()} == {*FILES, "logged"}
     assert {path.name for path in (tmp_path / "logged").iterdir()} > FILES
-
-
-def test_run_folder_is_separate_for_loggers_with_one_shared_folder() -> None:
-    """As MLflow's: ``trainer.log_dir`` is the folder of all its runs."""
-    for version, name in (("a", "a"), (7, "version_7")):
-        logger = SimpleNamespace(save_dir="runs", name="experiment", version=version)
-        trainer: Any = SimpleNamespace(loggers=[logger], default_root_dir=".")
-        assert run_folder(trainer) == Path("runs/experiment", name)
 
 
 class Second(Callback):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import torch
 
@@ -23,7 +22,6 @@ from flsv.results.run_table import (
     changes,
     columns_in,
     csv_lines,
-    frame,
     history,
     last,
     read_contributions,
@@ -39,16 +37,6 @@ NAMES = ("Boston", "Lyon", "Graz")
 
 def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
     return round_rows(0, [Numbers("sv", values, ends=[low, high])], NAMES)
-
-
-def test_frame_columns_have_their_types_even_without_rows() -> None:
-    numbers = [Numbers("sv", torch.tensor([0.5, NAN, 1.0])), Numbers("cost", [[1.0, 2.0]] * 3, {"up": "up", "7": "b"})]
-    known = round_rows(3, numbers, NAMES)
-    for table in (frame(known), frame(())):
-        # Texts are objects before pandas 3.
-        assert table.dtypes.to_dict() == {name: pandas.Series(dtype=kind).dtype for name, kind in SCHEMA.items()}
-    assert [row[:5] for row in known[:2]] == [(3, "sv", 0, "", 0.5), (3, "sv", 2, "", 1.0)]
-    assert [row[:5] for row in known[2:4]] == [(3, "cost", 0, "up", 1.0), (3, "cost", 1, "up", 1.0)]  # by column
 
 
 def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:

@@ -9,7 +9,6 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -19,9 +18,6 @@ from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.results.round_result import RoundResult
-from flsv.results.run_table import Numbers, round_rows
-from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import InRound, fit
 from helpers.models import Plain, network
@@ -124,25 +120,6 @@ def test_hparams_tab_has_the_settings(fitted: tuple[FederatedLoop, Path]) -> Non
     assert start.hparams["aggregator"].string_value == repr(ShapFedWA("cssv"))
     assert start.hparams["federation_seed"].number_value == 1
     assert "hp_metric" not in scalars(fitted[1])["."]
-
-
-def test_tensorboard_shows_a_repeated_round_once(tmp_path: Path) -> None:
-    def write(first: int, rounds: range, value: float) -> None:
-        own = logger(tmp_path)
-        board = TensorBoard(own, ["cssv"], ["Boston"], ["0"], ["cssv"])
-        board.begin(first, {}, Figure)
-        for index in rounds:
-            rows = round_rows(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
-            shared = {"all": value + index}
-            board.write(RoundResult(index, rows, rows, shared, shared))
-        board.flush()
-        board.close()
-        own.finalize("success")
-
-    write(0, range(4), 0.0)
-    write(2, range(2, 5), 10.0)
-    rows = [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
-    assert scalars(tmp_path / "run") == {".": {"all": rows}, "Boston": {"cssv/class_0": rows}}
 
 
 class Noting(Plain):

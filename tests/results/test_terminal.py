@@ -5,7 +5,6 @@ import io
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -30,9 +29,7 @@ class Shows(Plain):
 
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
-    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(make_bar, tmp_path, monkeypatch):
     """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
     shown, events = [], []
 
@@ -70,22 +67,19 @@ class LogsByGroup(Plain):
         ({"sv": CumulativeShapley(), "value": ShadowShapley()}, "client samples value share", False),  # the nearest
         ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share", False),
         ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
-        ({}, "client samples rounds", False),
     ],
 )
-def test_final_table_has_the_documented_columns(
-    metrics: Any, head: str, classes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path, capsys):
     module = LogsByGroup(network(batch_norm=False))
     fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1)
     text = capsys.readouterr().out
-    table = text[text.index("Contributions" if metrics else "Clients") :]
+    table = text[text.index("Contributions") :]
     assert table.splitlines()[1].split() == head.split()
     assert ("cssv by class" in table) == classes
-    assert "Model:   val/f1 0.5, lr 0.1" in table
+    assert "Model:   val/f1 0.5, lr 0.1" in table.splitlines()  # and no contribution, of whenever it is
 
 
-def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
     rows = shown_clients(values, 100)
@@ -98,7 +92,7 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys: pytest.C
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
 
-def test_table_fits_100_columns_and_says_how_far_to_trust_the_values() -> None:
+def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     def said(*numbers: Numbers, **changes: Any) -> str:
         table = frame(round_rows(19, [*numbers, Numbers("samples", torch.full((5,), 20.0))], names))
         result = RunResult(19, 20, table, {"value": "class"}, ["value"], {}, {}, {}, trained=["value"])

@@ -9,9 +9,6 @@ from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
-from flsv.results.curves import Monitored
-from flsv.results.round_result import RoundResult
-from flsv.results.run_table import Numbers, round_rows
 from helpers.fits import fit
 
 
@@ -65,12 +62,3 @@ def test_wandb_mlflow_and_comet_get_pictures_of_contributions(tmp_path: Path, mo
         assert set(logger.pictures) == {names[type(logger)].format(name) for name in metrics}
         assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
         assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
-
-
-def test_contributions_computed_after_training_are_not_among_the_models_logged_values() -> None:
-    """The closing line ``Model:`` has all of ``callback_metrics`` but what the sink names as its own."""
-    trainer: Any = SimpleNamespace(callback_metrics={})
-    sink = Monitored(trainer, ["value"])
-    rows = round_rows(0, [Numbers("value", [0.5, 0.25])], ["Boston", "Lyon"])
-    sink.write_late([RoundResult(0, rows, rows)])
-    assert sink.names == trainer.callback_metrics.keys() == {"value/client_0", "value/client_1"}

@@ -1,8 +1,5 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from flsv.testing.checks import Case, PartCheck, equal
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.utilities.errors import ConfigurationError
-from helpers import faulty_parts, pages
+from helpers import faulty_parts
 from helpers.part_cases import PersonalizerCase
 
 TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
@@ -59,15 +56,3 @@ def test_equal_takes_nan_as_equal_only_to_nan() -> None:
     assert equal({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
     assert not equal(nan, 1.0)
     assert not equal([1.0], [nan], rtol=0.1)
-
-
-@pytest.mark.slow
-def test_code_of_the_check_parts_guide_passes_under_pytest(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs/howto/check_parts.md"
-    for each in pages.blocks(page.read_text()):
-        if each.title is not None:
-            (tmp_path / each.title).write_text(each.text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout

@@ -29,9 +29,7 @@ from flsv.personalization.base import OWN_MODEL
         ("biased", [-0.10, -0.11, -0.12, -0.1, 0.5], False, 0.6),
     ],
 )
-def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(
-    scenario: str, values: list[float], met: bool, number: float
-) -> None:
+def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, values, met, number):
     assert check(scenario, values) is met
     assert agreement(scenario, values) == pytest.approx(number)
 
@@ -46,7 +44,7 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(
         ("by loss", [2 / (2 + 4 / 2**0.5), 4 / 2**0.5 / (2 + 4 / 2**0.5), 0]),
     ],
 )
-def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights: str, expected: list[float]) -> None:
+def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights, expected):
     """Two others, at distances 1 and 3 of the parameters; the last entry is a buffer."""
     start, own = torch.tensor([0.0, -1, 0, 0]), torch.zeros(4)
     others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]
@@ -60,7 +58,7 @@ def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights: str, expected:
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
-def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand() -> None:
+def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
     """Client 0 has looked at everybody, client 1 at its two, client 2 at one of its two."""
     ring = torch.eye(6) + torch.eye(6).roll(1, 1)
     truth = (ring @ ring.T > 0).fill_diagonal_(False)
@@ -74,7 +72,7 @@ def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand() 
     assert found["above"] == [pytest.approx(100 * 4 / 12), 0.0]
 
 
-def test_pfedsv_communication_sums_transfers_in_millions_of_parameters() -> None:
+def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
     found = communication({"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST")
     size, head = 44426, 84 * 10 + 10
@@ -83,14 +81,14 @@ def test_pfedsv_communication_sums_transfers_in_millions_of_parameters() -> None
     assert [found[name]["lenet5"] for name in names] == pytest.approx([each / 1e6 for each in expected])
 
 
-def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal() -> None:
+def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
     own = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
     own[2:, 2:] = 0.5
     own[:2, 2:] = 0.1
     assert gap({"cssv": own.tolist()}, {}, "", "") == pytest.approx(0.4)
 
 
-def test_coalition_utilities_are_those_of_averaged_models() -> None:
+def test_coalition_utilities_are_those_of_averaged_models():
     """Against torch's own forward pass of every coalition's average."""
     draw = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))

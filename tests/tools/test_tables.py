@@ -39,7 +39,7 @@ tables: [{title: Accuracy, value: accuracy}]
 # ---- cells of a file
 
 
-def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path: Path) -> None:
+def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
     table = read_table(path)
@@ -57,17 +57,14 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path: Path) -
     assert full["pFedMe", "mnist, 0.1", 0].overrides == {"data.source": "mnist", "lr": 0.1, "a": 2}
 
 
-@pytest.mark.parametrize(("right", "wrong"), [("only: full", "presets: full"), ("value:", "values:")])
-def test_table_file_with_an_unknown_entry_raises(tmp_path: Path, right: str, wrong: str) -> None:
+def test_table_file_with_an_unknown_entry_raises(tmp_path):
     path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE.replace(right, wrong, 1))
-    with pytest.raises(ValueError, match="(presets|values) is unknown: expected"):
+    path.write_text(TABLE.replace("only: full", "presets: full", 1))
+    with pytest.raises(ValueError, match="presets is unknown: expected"):
         read_table(path)
 
 
-def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path, monkeypatch):
     attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
     files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
     cell = Cell("FedProx", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
@@ -85,7 +82,7 @@ def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(
 
 
 @pytest.mark.slow
-def test_command_printed_for_a_cell_reproduces_its_run(tmp_path: Path) -> None:
+def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
@@ -98,7 +95,7 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shipped_tables_list_no_run_twice(name: str) -> None:
+def test_shipped_tables_list_no_run_twice(name):
     table = read_table(TABLES / f"{name}.yaml")
     for full in (False, True):
         made = cells_of(table, full, [3, 4])
@@ -125,7 +122,7 @@ RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RUN)
-def test_a_cell_of_every_table_runs_and_is_reported(name: str) -> None:
+def test_a_cell_of_every_table_runs_and_is_reported(name):
     row, column, more = RUN[name]
     table = read_table(TABLES / f"{name}.yaml")
     (cell,) = (each for each in cells_of(table, False, [0]) if (each.row, each.column) == (row, column))
@@ -154,9 +151,7 @@ def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
     ]
 
 
-def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(tmp_path, monkeypatch):
     path = tmp_path / "kept.jsonl"
     found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
     assert found["three", "c", 1] == {"value": 15.0}
@@ -169,7 +164,7 @@ def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is
     assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
 
 
-def test_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_failing_cell_does_not_stop_the_others(tmp_path):
     with pytest.raises(RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"):
         finish(made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1)
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
@@ -177,7 +172,7 @@ def test_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
         finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
 
-def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     path = tmp_path / "made_up.yaml"
     path.write_text(
         "asked: [large]\nmeasure: tools.test_tables:marked\n"
@@ -205,7 +200,7 @@ OURS = pd.Series({0: 61.0, 1: 64.5, 2: 62.0, 3: 66.0, 4: 63.5})
 OTHER = pd.Series({0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0})
 
 
-def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have() -> None:
+def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have():
     low, high = stats.ttest_rel(OURS, OTHER).confidence_interval(0.95)
     more = pd.concat([OURS, pd.Series({7: 100.0})]), pd.concat([OTHER, pd.Series({9: 0.0})])
     assert paired(*more) == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"
@@ -214,7 +209,7 @@ def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have() -> None:
     assert paired(OURS[:0], OTHER) == "-"
 
 
-def test_tables_show_rows_columns_and_paired_differences() -> None:
+def test_tables_show_rows_columns_and_paired_differences():
     results = {
         (row, column, seed): {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
         for row, values in {"FedAvg": OTHER, "ours": OURS}.items()

@@ -33,16 +33,14 @@ def runs(cell: str) -> bool:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.text(st.sampled_from("=+-@'\"1a, e\n\té"), max_size=8), min_size=1, max_size=4))
-def test_any_text_comes_back_on_one_line_and_is_no_formula(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, texts):
     path = tmp_path_factory.getbasetemp() / "texts.csv"
     path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
     assert not any(map(runs, cells(path)))
     assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [[" ".join(text.split()) for text in texts]]
 
 
-def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
+def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
     file.append(round_rows(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))

@@ -28,7 +28,7 @@ def pictures(folder: Path) -> list[str]:
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
-def test_figures_with_any_client_or_class_name_are_drawn(tmp_path: Path) -> None:
+def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     count = len(NAMES)
     figures = [
         plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
@@ -47,9 +47,7 @@ class Undrawable(ClassSpecificShapley):
         raise MemoryError("no room")
 
 
-def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise ValueError("Number of bins")
 
@@ -65,8 +63,8 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
     assert pictures(tmp_path / "run") == ["Contributions/good"]
 
 
-def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path: Path) -> None:
-    def draw() -> Figure:
+def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
+    def draw():
         raise ValueError("no room")
 
     client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))

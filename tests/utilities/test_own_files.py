@@ -2,34 +2,33 @@
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 from flsv.utilities.own_files import own_folder
+from helpers.forked import Forked
 
-OWNER = """
-import sys, time
-from pathlib import Path
-from flsv.utilities.own_files import own_folder
-with own_folder(Path(sys.argv[1])) as folder:
-    (folder / "file").touch()
-    print(folder, flush=True)
-    time.sleep(600)
-"""
+
+def own(place: Path) -> None:
+    with own_folder(place) as folder:
+        (folder / "file").touch()
+        print(folder, flush=True)
+        time.sleep(600)
 
 
 def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
-    living, killed = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
-    folders = [Path((each.stdout or sys.stdin).readline().strip()) for each in (living, killed)]
+    place = tmp_path / "place"
+    place.mkdir()
+    living, killed = owners = [Forked(tmp_path / name, own, place) for name in ("living", "killed")]
+    while not all(each.wait(0.02)[1] for each in owners):
+        assert not any(each.status for each in owners)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    with own_folder(tmp_path) as mine:
-        assert {*tmp_path.iterdir()} == {folders[0], mine}
-        assert (folders[0] / "file").is_file()
-    living.kill()
+    with own_folder(place) as mine:
+        assert {*place.iterdir()} == {Path(living.wait(0)[1].strip()), mine}
+        assert [*place.rglob("file")] == [Path(living.wait(0)[1].strip()) / "file"]
+    os.kill(living.pid, signal.SIGKILL)
     living.wait()
-    with own_folder(tmp_path) as mine:
-        assert [*tmp_path.iterdir()] == [mine]
-    assert not [*tmp_path.iterdir()]
+    with own_folder(place) as mine:
+        assert [*place.iterdir()] == [mine]
+    assert not [*place.iterdir()]

@@ -3,7 +3,6 @@
 import gc
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,8 @@ from flsv.utilities import plugins
 CODE = """
 import torch
 
-from flsv.aggregation import Aggregator
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.metrics.base import ContributionMetric, latest
-
-
-class EqualWeights(Aggregator):
-    def weights(self, round, contributions):
-        return torch.ones(len(round.client_ids)) / len(round.client_ids)
 
 
 class UpdateNorm(ContributionMetric):
@@ -50,8 +43,6 @@ class NoMetric:
     pass
 """
 ENTRIES = """
-[flsv.aggregation]
-EqualWeights = flsv_mything:EqualWeights
 [flsv.metrics]
 UpdateNorm = flsv_mything:UpdateNorm
 NoMetric = flsv_mything:NoMetric
@@ -66,7 +57,6 @@ data:
   splits: {max_samples: 100}
   partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}
 federation:
-  aggregator: EqualWeights
   client_algorithm: Still
   metrics: {norm: UpdateNorm}
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
@@ -82,7 +72,7 @@ def install(site: Path, module: str, entries: str) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def package(tmp_path, monkeypatch):
     """As its installation leaves it."""
     install(tmp_path / "site", "flsv_mything", ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
@@ -96,9 +86,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()  # a class that is gone is no subclass any more
 
 
-def test_plugin_is_found_by_its_class_name_in_a_file(
-    package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
@@ -113,9 +101,7 @@ def test_plugin_is_found_by_its_class_name_in_a_file(
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(
-    package: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, tmp_path, capsys):
     install(tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n")
     with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit):
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)

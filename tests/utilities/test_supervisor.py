@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.utilities.forks import why_not_fork
 from flsv.utilities.supervisor import ChildFailed, GoOn, answer, supervise
 
 ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
@@ -112,16 +110,6 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
     found = run()
     assert len({*found.values(), os.getpid()}) == 4
     assert (tmp_path / "left").read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
-
-
-def test_why_not_fork_names_other_threads() -> None:
-    assert why_not_fork() is None
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, name="mine")
-    thread.start()
-    assert "other threads (mine)" in (why_not_fork() or "")
-    stop.set()
-    thread.join()
 
 
 PARENT = """

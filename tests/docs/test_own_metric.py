@@ -1,4 +1,4 @@
-"""What the README names, is there. That its snippets run is tested in tests/docs/test_snippets.py."""
+"""The metric of the guide reaches all outputs. That pages' snippets run is tested in test_snippets.py."""
 
 import importlib
 import re
@@ -10,22 +10,17 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import flsv
-from flsv.cli.configs import packaged_names
 from flsv.federation import FederatedLoop
 from flsv.report import write_report
 from flsv.testing import check_metric
 from helpers.fits import fit
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-OWN_METRIC = (ROOT / "docs" / "howto" / "own_metric.md").read_text()
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "own_metric.md"
 
 
-def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(tmp_path, monkeypatch, capsys):
     """What a stranger writes passes the checks of flsv's own, and its values reach all that tells of a run."""
-    blocks = re.findall(r"```python\n(.*?)```", OWN_METRIC, flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     own = next(block for block in blocks if "class UpdateNorm" in block)
     # Another test installs a package with an UpdateNorm, whose short name must have one meaning.
     (tmp_path / "of_a_stranger.py").write_text(own.replace("UpdateNorm", "StrangersNorm"))
@@ -50,12 +45,3 @@ def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
     later.update(torch.tensor([1, 2]), 2 * torch.eye(2))
     later.merge_state(earlier)
     assert later.compute().nan_to_num(-1).tolist() == [1, 2, 2, -1]
-
-
-def test_paths_and_configurations_named_in_the_readme_exist() -> None:
-    paths = re.findall(r"(?:tools|docs)/[\w/.*-]+\w", README)
-    assert len(paths) > 20
-    for path in paths:
-        assert list(ROOT.glob(path)), path
-    for name in re.findall(r"--config ([\w/]+)", README):
-        assert name in packaged_names(), name
