@@ -17,7 +17,6 @@ from helpers.coalitions_by_hand import (
     RATE,
     AccumulatedByHand,
     AnnealedByHand,
-    ByAttributeByHand,
     ByRoundByHand,
     ByStepByHand,
     ClampedByHand,
@@ -41,30 +40,6 @@ from helpers.data import CLASSES, FEATURES
 
 def mlp(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-class Cells(nn.Module):
-    """Features as cells of a table, to be embedded."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (4 * x).long().clamp(-20, 20) + 20
-
-
-def embedding() -> nn.Module:
-    return nn.Sequential(Cells(), nn.Embedding(41, 4), nn.Flatten(), nn.Linear(4 * FEATURES, CLASSES))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, CLASSES))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru, self.head = nn.GRU(2, 8, batch_first=True), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(x.reshape(-1, 3, 2))[0][:, -1])
 
 
 class Module(L.LightningModule):
@@ -102,13 +77,6 @@ class Counts(Module):
         return nn.functional.cross_entropy(logits, batch[1])
 
 
-class Items(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.last = loss.item()
-        return loss
-
-
 class Manual(Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,11 +99,6 @@ class Two(Manual):
         return [torch.optim.SGD(first, lr=RATE), torch.optim.Adam(last, lr=0.01)]
 
 
-class Hooked(Module):
-    def on_train_batch_end(self, *_: Any) -> None:
-        clamp(self)
-
-
 class Mixup(Module):
     def loss(self, batch: Any) -> Tensor:
         return mixed(self, batch) if self.training else super().loss(batch)
@@ -149,12 +112,6 @@ class ByStep(Module):
 class ByRound(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(batch) * (1 + 0.2 * self.current_epoch)
-
-
-class ByAttribute(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.beta *= 0.95
-        return self.loss(batch) * self.beta
 
 
 class OwnGenerator(Module):
@@ -237,23 +194,17 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 MOMENTUM = partial(torch.optim.SGD, lr=RATE, momentum=0.9)
 KINDS: dict[str, Kind] = {
     "a plain MLP": Kind(),
-    "a CNN": Kind(partial(Module, cnn)),
     "dropout": Kind(partial(Module, partial(mlp, nn.Dropout(0.3)))),
     "BatchNorm": Kind(partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
     "Adam": Kind(partial(Module, optimizer=ADAM)),
-    "an embedding": Kind(partial(Module, embedding)),
     "`self.train_acc(y_hat, y)` in `training_step`": Kind(Counts),
-    "`loss.item()` in `training_step`": Kind(Items),
     "manual optimization": Kind(Manual),
     "two optimizers": Kind(Two, TwoByHand),
-    "a hook of the module around a batch": Kind(Hooked, ClampedByHand),
     "LBFGS": Kind(partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
     "mixup by NumPy": Kind(Mixup, MixupByHand),
     "a loss by `global_step`": Kind(ByStep, ByStepByHand),
     "a loss by `current_epoch`": Kind(ByRound, ByRoundByHand),
-    "a loss by an attribute that `training_step` sets": Kind(ByAttribute, ByAttributeByHand),
     "generators of torch and NumPy on the module": Kind(OwnGenerator, OwnGeneratorByHand),
-    "a GRU": Kind(partial(Module, Recurrent)),
     "`accumulate_grad_batches=2`": Kind(hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
     "clipping by value": Kind(
         hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}

@@ -2,7 +2,6 @@
 :mod:`helpers.coalition_kinds`."""
 
 import copy
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,12 +140,6 @@ class ByRoundByHand(Hand):
         return super().loss(batch) * (1 + 0.2 * self.round)
 
 
-class ByAttributeByHand(Hand):
-    def loss(self, batch: Any) -> Tensor:
-        self.beta *= 0.95
-        return super().loss(batch) * self.beta
-
-
 class OwnGeneratorByHand(Hand):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -274,22 +267,3 @@ class Reads(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         return loss if float(loss) < 1e9 else 0 * loss
-
-
-class Draws(Plain):
-    """Random numbers that are not torch's."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * random.uniform(0.5, 1.5)
-
-
-class Validates(Plain):
-    """Validation moves a buffer."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__(net)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.seen += 1

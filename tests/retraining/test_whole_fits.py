@@ -159,20 +159,6 @@ class Fails(Clamps):
             raise ZeroDivisionError("nobody there")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BatchNorm", "a GRU", "mixup by NumPy", "a callback that anneals an attribute"])
-def test_coalitions_in_fresh_processes_equal_those_by_forks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    kind, found = KINDS[name], list[Any]()
-    for way in (lambda _: None, in_fresh_processes):
-        way(monkeypatch)
-        loop, module = fitted(kind, tmp_path, {"shadow": ShadowShapley(coalitions="all", performance="negative_loss")})
-        found.append((loop.contributions["shadow"], vector(module)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
 def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
