@@ -242,14 +242,6 @@ def test_retrain_on_the_device_trains_in_fresh_processes(tmp_path: Path, caplog:
 # ---- copies and waits
 
 
-def classifier() -> ClassifierClient:
-    torch.manual_seed(0)
-    network_args = {"hidden": [8]}
-    return ClassifierClient(
-        "mlp", network_args=network_args, num_classes=CLASSES, input_shape=(FEATURES,), optimizer=sgd
-    )
-
-
 #: The loop's options and the module; how many operators a batch may launch, and how many waits a client and a round may
 #: take, a copy to the host being one.
 #: Six of a round are Lightning's own, who compares loaders' lengths on the device, and two more where values are
@@ -261,7 +253,7 @@ COSTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], Any], float, f
         38,
         1,
         12,
-    ),
+    )
 }
 
 

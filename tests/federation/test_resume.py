@@ -71,27 +71,6 @@ class SaveAt(InRound):
                 trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hook", "batch"),
-    [
-        ("on_train_epoch_start", 0),
-        ("on_train_batch_start", 0),
-        ("on_train_batch_end", 5),
-        ("on_train_batch_end", -1),
-        ("on_validation_start", 0),
-        ("on_train_epoch_end", 0),
-    ],
-)
-def test_checkpoint_saved_in_any_hook_resumes_bitwise(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
-    path = tmp_path / "middle.ckpt"
-    full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
-    resumed = tmp_path / "second"
-    loop, module = full_run(resumed, ckpt_path=path)
-    assert loop.round_index == 5
-    assert_same_run(resumed, loop, module, whole)
-
-
 def shrink(module: L.LightningModule) -> None:
     with torch.no_grad():
         next(module.parameters()).mul_(0.9)
@@ -154,27 +133,11 @@ def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     assert torch.equal(vector(resumed), vector(whole))
 
 
-def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
-    """Also what Ctrl-C does; a checkpoint saved on the exception resumes from the round's start."""
-
-    class SaveOnException(Callback):
-        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
-            trainer.save_checkpoint(tmp_path / "exception.ckpt")
-
-    with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
-        full_run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
-    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
-
-
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
     tmp_path: Path, whole: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
-
-    class SaveOnException(Callback):
-        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
-            trainer.save_checkpoint(tmp_path / "exception.ckpt")
 
     owner, name = (CSV, "write") if where != "a metric" else (ClassSpecificShapley, "update")
     do, rounds = getattr(owner, name), itertools.count()
@@ -192,7 +155,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         pytest.warns(UserWarning, match="exception.ckpt is not saved: round 4 has failed at the server"),
         pytest.raises(OSError, match="No space left"),
     ):
-        full_run(tmp_path, callbacks=[SaveOnException()])
+        full_run(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
     assert not (tmp_path / "exception.ckpt").exists()
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 

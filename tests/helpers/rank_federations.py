@@ -130,11 +130,7 @@ def shapfed_wa() -> Case:
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
-        metrics={
-            "relevance": DomainRelevance(),
-            "cost": CommunicationCost(),
-            "fedce": ContributionEstimation(),
-        },
+        metrics={"relevance": DomainRelevance(), "cost": CommunicationCost(), "fedce": ContributionEstimation()},
         sampler=UniformSampler(4),
         evaluation=ClientEvaluation(every=2),
         seed=3,

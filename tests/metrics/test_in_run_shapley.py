@@ -12,15 +12,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, InRunShapley
-from flsv.sampling import UniformSampler
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_sets
-from helpers.fits import assert_resumes, fit, vector
+from helpers.fits import fit, vector
 from helpers.loops_by_hand import (
     SEED,
     KeepsRounds,
@@ -98,15 +96,6 @@ def test_clients_write_their_samples_values_into_own_files(tmp_path: Path) -> No
         head, *lines = path.read_text().splitlines()
         assert head == "sample,value"
         assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
-
-
-def test_in_run_shapley_resumes_bitwise(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        loop = in_run_loop(2, sampler=UniformSampler(2))
-        return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley()})
-
-    whole = assert_resumes(make, tmp_path, lambda: Plain(without_batch_norm()), in_run_data)
-    assert whole.contributions["in_run"].isfinite().any()
 
 
 class Penalty(Plain):

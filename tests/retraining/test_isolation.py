@@ -18,7 +18,7 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.sampling import FixedCohort
 from helpers.fits import trainer_for, vector
-from helpers.hidden_state import SEED, Base, data, entropy
+from helpers.hidden_state import SEED, Base, data, utility
 from helpers.recorded import Recorded
 
 ROUNDS = 3
@@ -140,15 +140,6 @@ def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tu
     return loop, module
 
 
-def score(module: Any) -> float:
-    dealt = data()
-    dealt.setup("fit")
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    module.eval()
-    with torch.no_grad():
-        return -float(entropy(module(x), y))
-
-
 def files(folder: Path) -> dict[str, str]:
     found = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
@@ -161,13 +152,13 @@ def check(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options
     for members in (None, (0,), (1,), (2,)):
         place = fill(tmp_path / f"plain {members}", monkeypatch)
         _, module = fitted(make, place / "root", members=members, **options)
-        expected.append(score(module))
+        expected.append(utility(module))
         without = without or files(place)
     place = fill(tmp_path / "user", monkeypatch)
     loop, module = fitted(make, place / "root", shadow=True, **options)
     found = loop.metrics["shadow"].game[1:].flatten()
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    assert score(module) == expected[0]
+    assert utility(module) == expected[0]
     assert files(place) == without
 
 

@@ -21,7 +21,7 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, data, in_fresh_processes, shadow_loop
+from helpers.coalitions_by_hand import SEED, by_a_plain_loop, data, in_fresh_processes, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
 from helpers.recorded import Recorded
@@ -71,7 +71,7 @@ def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
     make, draw = SAMPLERS[name]
     if copied:
         in_fresh_processes(monkeypatch)
-    module = Reads(network(batch_norm=False, dropout=0.3), adam)
+    module = Plain(network(batch_norm=False, dropout=0.3), adam)
     start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
     plain = copy.deepcopy(module)
     trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)

@@ -23,7 +23,7 @@ from flsv.retraining.whole_fits import WholeFits
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
-from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
+from helpers.coalition_kinds import KINDS, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data, in_fresh_processes
 from helpers.fits import trainer_for, vector
 from helpers.recorded import Recorded
@@ -31,10 +31,10 @@ from helpers.recorded import Recorded
 QUIET = Reporting(table=False)
 
 
-def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
+def fitted(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
     callbacks = [] if kind.callback is None else [kind.callback()]
-    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
     module = kind.module()
     trainer.fit(module, data())
     return loop, module
@@ -150,7 +150,7 @@ class Locked(L.Callback):
         self.lock = threading.Lock()
 
 
-class Fails(Clamps):
+class Fails(L.Callback):
     """Where client 0 is not there."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:

@@ -10,13 +10,7 @@ from functional.transport.samples import blobs, labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
-from flsv.functional import (
-    calibrated_gradient,
-    client_values,
-    direct_values,
-    label_augmented_cost,
-    label_embedding,
-)
+from flsv.functional import calibrated_gradient, client_values, direct_values, label_augmented_cost, label_embedding
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from flsv.utilities.errors import ConfigurationError
 
