@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg
 from flsv.core import FederationState, Round
 from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
 
 
@@ -37,17 +37,11 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: 
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
-    rounds = []
-
-    class Watched(FedAvg):
-        def aggregate(self, round: Any, contributions: Any) -> Any:
-            rounds.append((round.global_vector.clone(), round.client_vectors.clone()))
-            return super().aggregate(round, contributions)
-
-    loop = FederatedLoop(Watched("uniform"), evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
+    kept = KeepsRounds(weighting="uniform")
+    loop = FederatedLoop(kept, evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
     moreau = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False), moreau), rounds=2)
-    start, sent = rounds[-1]
+    start, sent = kept.rounds[-1].global_vector, kept.rounds[-1].client_vectors
     torch.testing.assert_close(loop.space.read(module), sent.mean(0))
     for client, theta in loop.trained.items():
         # w has moved towards theta, and is not there: theta was another one before the last batch.
