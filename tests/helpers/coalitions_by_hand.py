@@ -16,8 +16,6 @@ from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 from helpers.data import toy_data
-from helpers.fits import vector
-from helpers.models import Plain
 
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
 
@@ -53,19 +51,23 @@ class Hand:
     def end_round(self, val: list[Any]) -> None:
         pass
 
-    def utility(self, members: Sequence[int]) -> float:
+    def utility(self, members: Sequence[int], cohorts: Sequence[Sequence[int]] | None = None) -> float:
+        """Minus the validation loss; ``cohorts``: who trains in each round, all members if None."""
         dealt = data()
         dealt.setup("fit")
         val = list(dealt.val_dataloader())
-        for self.round in range(FIT_ROUNDS if members else 0):
+        rounds = [members] * (FIT_ROUNDS if members else 0) if cohorts is None else cohorts
+        for self.round, cohort in enumerate(rounds):
             start, states, sizes = copy.deepcopy(self.net.state_dict()), [], []
-            for client in members:
+            for client in cohort:
                 self.net.load_state_dict(start)
                 seed_global_rngs(SEED, "train", self.round, client)
                 stream = generator_for(SEED, "shuffle", self.round, client, 0)
                 self.train(list(dealt.client_loader(client, "train", generator=stream)), client)
                 states.append(copy.deepcopy(self.net.state_dict()))
                 sizes.append(float(dealt.num_samples[client]))
+            if not states:
+                continue
             mean = {
                 n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes) if v.is_floating_point() else states[0][n]
                 for n, v in start.items()
@@ -136,33 +138,3 @@ def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
     metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
     return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)
-
-
-def by_a_plain_loop(module: Plain, members: Sequence[int], cohorts: Sequence[Sequence[int]]) -> Tensor:
-    """FedAvg of these clients alone, ``[P]``."""
-    module, dealt = copy.deepcopy(module).train(), data()
-    dealt.setup("fit")
-    for index, cohort in enumerate(cohorts):
-        start, sent, weights = copy.deepcopy(module.state_dict()), [], []
-        for client in (client for client in cohort if client in members):
-            module.load_state_dict(start)
-            seed_global_rngs(SEED, "train", index, client)
-            optimizer = module.configure_optimizers()
-            stream = generator_for(SEED, "shuffle", index, client, 0)
-            for batch in dealt.client_loader(client, "train", generator=stream):
-                optimizer.zero_grad()
-                x, y = batch
-                module.training_step((x.to(module.net[0].weight.dtype), y), 0).backward()
-                optimizer.step()
-            sent.append(copy.deepcopy(module.state_dict()))
-            weights.append(float(dealt.num_samples[client]))
-        if not sent:
-            continue
-        state = {
-            name: sum(w * each[name] for w, each in zip(weights, sent)) / sum(weights)
-            if before.is_floating_point()
-            else sent[0][name]
-            for name, before in start.items()
-        }
-        module.load_state_dict(state)
-    return vector(module)
