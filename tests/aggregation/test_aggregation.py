@@ -226,12 +226,6 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
         torch.testing.assert_close(result[cut:], weights.float() @ round.client_vectors[:, cut:])
 
 
-def test_a_trim_that_leaves_no_client_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.334"):
-        fit(FederatedLoop(TrimmedMean(0.1)), tmp_path)
-    assert TrimmedMean(0.3)._cut(10) == 3
-
-
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
         ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flsv.functional import calibrated_gradient, client_values, direct_values, label_augmented_cost, label_embedding
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
-from flsv.utilities.errors import ConfigurationError
 
 
 def debiased(x: Tensor, x2: Tensor, blur: float, y: Tensor | None = None, y2: Tensor | None = None) -> Tensor:
@@ -86,11 +85,6 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
     torch.testing.assert_close(calibrated_gradient(f), expected)
     torch.testing.assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
-
-
-def test_cost_matrix_larger_than_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="random parts of at most"):
-        entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)
 
 
 def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
