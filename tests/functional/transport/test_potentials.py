@@ -107,9 +107,3 @@ def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
     torch.testing.assert_close(client_values(x, None, x2), unlabeled)
     torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabeled)
     assert torch.equal(direct_values(x, y, x2, None), unlabeled)
-
-
-def test_one_sample_and_absent_classes_have_finite_values() -> None:
-    x, y = labeled(0)
-    assert direct_values(x[:1], y[:1], x, y).tolist() == [0.0]
-    assert direct_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
