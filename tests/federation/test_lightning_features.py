@@ -1,7 +1,6 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -175,26 +174,6 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path: Pat
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
-def test_fit_from_python_prints_the_report_command_and_gives_the_history(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    with pytest.raises(ConfigurationError, match="has written no contributions"):
-        loop.history()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data(), rounds=3)
-    said = capsys.readouterr().out
-    assert "Results: " in said
-    assert "Report:  flsv report " in said
-    texts = [str(each.message) for each in caught]
-    assert not [text for text in texts if "LeafSpec" in text or "smaller than the logging interval" in text]
-    history = loop.history()
-    assert sorted(history["round"].unique()) == [0, 1, 2]
-    assert history.equals(read_run(loop.run_state.csv))
-    assert set(loop.to_frame()["round"]) == {2}
-
-
 def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +181,10 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *given])
     metrics = {"sv": CumulativeShapley(), "cssv": ClassSpecificShapley()}
     loop = FederatedLoop(metrics=metrics, seed=1)
+    with pytest.raises(ConfigurationError, match="has written no contributions"):
+        loop.history()
     fit(loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3)
+    assert loop.history().equals(read_run(loop.run_state.csv))
     said = capsys.readouterr().out
     values = loop.contributions["sv"]
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
