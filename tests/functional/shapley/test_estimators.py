@@ -134,5 +134,7 @@ def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, 
 def test_estimators_with_wrong_arguments_raise(name: str) -> None:
     with pytest.raises(ConfigurationError, match="at least 1 player"):
         ESTIMATORS[name](lambda masks: masks.sum(dim=1), 0)
+    with pytest.raises(ConfigurationError, match="minimum of"):
+        ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=1)
     with pytest.raises(ValueError, match=re.escape("returned shape ()")):
         ESTIMATORS[name](lambda masks: torch.tensor(1.0), 5)
