@@ -27,7 +27,7 @@ LONGEST, ARGUMENTS = 450, 14
 BUDGETS = {
     "words of all pages": (30_340, 30_000),
     "of these of guides": (11_350, 12_000),
-    "lines of tests": (35_671, 31_000),
+    "lines of tests": (35_586, 31_000),
     "lines of tools": (4_700, 4_500),
     "scripts in tools": (23, 25),
     "lines of flsv": (29_230, 28_000),
