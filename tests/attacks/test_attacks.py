@@ -188,14 +188,6 @@ def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
     return loop
 
 
-def test_colluders_keep_the_models_that_they_trained(tmp_path: Path) -> None:
-    keep = {"evaluation": ClientEvaluation(every=1, models="trained")}
-    honest = run(tmp_path / "honest", **keep)
-    loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), **keep)
-    for client in range(4):
-        assert torch.equal(loop.trained[client], honest.trained[client])
-
-
 class Asks(FedAvg):
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
         self.said = torch.stack([client.ask(lambda local: local.sent) for client in round.clients])
@@ -203,10 +195,13 @@ class Asks(FedAvg):
         return super().weights(round, contributions)
 
 
-def test_colluders_answer_questions_with_the_updates_they_sent(tmp_path: Path) -> None:
-    asks = Asks()
-    run(tmp_path, Quarter(clients=[1, 2]), aggregator=asks)
+def test_colluders_keep_the_models_that_they_trained_and_answer_with_the_updates_they_sent(tmp_path: Path) -> None:
+    asks, keep = Asks(), {"evaluation": ClientEvaluation(every=1, models="trained")}
+    honest = run(tmp_path / "honest", **keep)
+    loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), aggregator=asks, **keep)
     torch.testing.assert_close(asks.said, asks.came)
+    for client in range(4):
+        assert torch.equal(loop.trained[client], honest.trained[client])
 
 
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:

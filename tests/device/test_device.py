@@ -242,73 +242,50 @@ def test_retrain_on_the_device_trains_in_fresh_processes(tmp_path: Path, caplog:
 # ---- copies and waits
 
 
-def classifier() -> ClassifierClient:
-    torch.manual_seed(0)
-    network_args = {"hidden": [8]}
-    return ClassifierClient(
-        "mlp", network_args=network_args, num_classes=CLASSES, input_shape=(FEATURES,), optimizer=sgd
-    )
+#: How many operators a batch may launch, and how many waits a client and a round may take, a copy to the host being
+#: one. Six of a round are Lightning's own, who compares loaders' lengths on the device.
+OF_BATCH, OF_CLIENT, OF_ROUND = 38, 1, 12
 
 
-#: The loop's options and the module; how many operators a batch may launch, and how many waits a client and a round may
-#: take, a copy to the host being one.
-#: Six of a round are Lightning's own, who compares loaders' lengths on the device, and two more where values are
-#: logged.
-COSTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], Any], float, float, float]] = {
-    "shapfed": (
-        lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
-        Plain,
-        38,
-        1,
-        12,
-    ),
-}
-
-
-def cost(
-    folder: Path, name: str, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any
-) -> dict[str, int]:
+def cost(folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any) -> dict[str, int]:
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
 
-    configured, module, *_ = COSTS[name]
     data = toy_data([1] * clients, batch_size=batch_size, eval_batch_size=64)
     before = counts()
-    fit(FederatedLoop(seed=1, **configured()), folder, module(), data, rounds=rounds, **on(), **options)
+    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, folder, Plain(), data, rounds=rounds, **on(), **options)
     found = {name: number - before[name] for name, number in counts().items()}
     return found | {"waits": found["waits"] + found["to_host"]}
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
-@pytest.mark.parametrize("name", COSTS)
-def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path, name: str) -> None:
-    *_, of_batch, of_client, of_round = COSTS[name]
-    cost(tmp_path, name)  # some things are looked at once in a process
-    few = cost(tmp_path, name)
-    batches = cost(tmp_path, name, batch_size=4)
+def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path) -> None:
+    cost(tmp_path)  # some things are looked at once in a process
+    few = cost(tmp_path)
+    batches = cost(tmp_path, batch_size=4)
     more = (batches["operators"] - few["operators"]) / 36  # four batches more, of three clients in three rounds
-    assert 0 < more <= of_batch
+    assert 0 < more <= OF_BATCH
     assert [batches[kind] - few[kind] for kind in ("to_device", "waits")] == [0, 0]
-    clients = cost(tmp_path, name, clients=6)
+    clients = cost(tmp_path, clients=6)
     each = (clients["waits"] - few["waits"]) / 9  # three clients more in three rounds
-    assert each <= of_client
-    rounds = cost(tmp_path, name, rounds=6)
-    assert (rounds["waits"] - few["waits"]) / 3 - 3 * each <= of_round + 0.01
+    assert each <= OF_CLIENT
+    rounds = cost(tmp_path, rounds=6)
+    assert (rounds["waits"] - few["waits"]) / 3 - 3 * each <= OF_ROUND + 0.01
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what is copied")
-@pytest.mark.parametrize("name", COSTS)
-def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path, name: str) -> None:
+def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) -> None:
     from device.emulated import places
 
     layer = 8 * FEATURES
     with places(least=layer) as found:
-        cost(tmp_path, name)
+        cost(tmp_path)
     # Lightning moves the module back after the fit; a validation's outputs are scored on the host.
     known = {"device_dtype_mixin.py", "flsv/utilities/host_copies.py"}
     assert {place.partition(":")[0] for kind, place in found if kind == "to_host"} <= known
     with places(least=layer) as found:
-        cost(tmp_path, name, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
+        cost(tmp_path, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
     assert "flsv/_lightning/round_boundary.py" in {
         place.partition(":")[0] for kind, place in found if kind == "to_host"
     }

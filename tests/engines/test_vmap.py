@@ -14,16 +14,14 @@ from flsv.aggregation import ShapFedWA
 from flsv.data import SizePartitioner
 from flsv.engines.vmap import VmapProcess
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
+from flsv.metrics import ClassSpecificShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
-from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.training.batched import RowTraining
-from flsv.uploads import TopK
 from flsv.utilities.seeding import global_rngs
 from helpers.data import toy_data, toy_sets
 from helpers.fits import SIZES, assert_resumes, engine_loop, fit, pair, vector
-from helpers.models import Plain, Plainest, adam
+from helpers.models import Plain, Plainest
 from helpers.tasks import Items
 
 
@@ -70,7 +68,6 @@ PAIRS: dict[str, dict[str, Any]] = {
         "local_epochs": 2,
         "evaluation": ClientEvaluation(keep_trained=True),
     },
-    "adam": {"make": partial(Plainest, adam)},
     "two of five clients": {"sampler": partial(UniformSampler, 2)},
     "ShapFed": {
         "aggregator": partial(ShapFedWA, "cssv"),
@@ -79,11 +76,6 @@ PAIRS: dict[str, dict[str, Any]] = {
         "sampler": partial(UniformSampler, 3),
         "evaluation": ClientEvaluation(every=2),
     },
-    "privacy": {
-        "uploads": partial(lambda: [GaussianPrivacy(1.0, 0.1)]),
-        "metrics": partial(lambda: {"c": CosineGradientShapley()}),
-    },
-    "top-k": {"uploads": partial(lambda: [TopK(0.3)])},
     "head kept": {"share": ["!net.4.*"], "evaluation": ClientEvaluation(every=1)},
     "batch norm": NORMS,
     "batch norm kept": {**NORMS, "share": ["!net.1.*"]},
@@ -97,7 +89,6 @@ PAIRS: dict[str, dict[str, Any]] = {
     "data of any kind": {"data": samples},
     "a parameter without a gradient": {"make": Spare},
     "logs, and a dictionary": {"make": Logs},
-    "one client at once": {"engine": partial(VmapProcess, chunk=1), "rounds": 2},
     "two clients at once": {"engine": partial(VmapProcess, chunk=2), "rounds": 2},
 }
 

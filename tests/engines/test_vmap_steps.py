@@ -14,8 +14,6 @@ from helpers.coalitions_by_hand import SEED, data
 from helpers.fits import fit, vector
 from helpers.models import STEP_CASES
 
-#: Clients 0 and 2; all.
-MASKS = torch.tensor([[True, False, True], [True, True, True]])
 #: One of each way in which a step could be another.
 FAST = (
     "annealed per batch by a callback",

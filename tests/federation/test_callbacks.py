@@ -50,25 +50,6 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     assert "log_metrics" not in vars(module.trainer._logger_connector)
 
 
-@pytest.mark.parametrize("validation", [True, False])
-def test_checkpoints_are_named_by_the_global_step(tmp_path: Path, validation: bool) -> None:
-    rounds, steps = tmp_path / "rounds", tmp_path / "steps"
-    saving = [
-        ModelCheckpoint(rounds, save_top_k=-1),
-        ModelCheckpoint(steps, "{epoch}-{step}", every_n_train_steps=5, save_top_k=-1),
-    ]
-    options: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
-    module = fit(FederatedLoop(seed=1), tmp_path, callbacks=saving, **options)
-    assert {path.stem for path in rounds.iterdir()} == {f"epoch={r}-step={13 * r + 13}" for r in range(3)}
-    assert {path.stem for path in steps.iterdir()} == {f"epoch={(n - 1) // 13}-step={n}" for n in range(5, 39, 5)}
-    # What is saved within a round is the global model of its start.
-    half = torch.load(steps / "epoch=1-step=20.ckpt", weights_only=False)
-    start = torch.load(rounds / "epoch=0-step=13.ckpt", weights_only=False)
-    assert all(torch.equal(half["state_dict"][name], value) for name, value in start["state_dict"].items())
-    resumed = fit(FederatedLoop(seed=1), tmp_path, ckpt_path=steps / "epoch=1-step=20.ckpt")
-    assert torch.equal(vector(resumed), vector(module))
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path: Path, first: bool) -> None:
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:

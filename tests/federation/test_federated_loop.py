@@ -20,7 +20,7 @@ from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
-from flsv.sampling import FixedCohort, UniformSampler
+from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, fit, shapfed, vector
@@ -83,13 +83,6 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     assert torch.equal(first.metrics["cssv"].compute(), before)
     assert not torch.equal(clean.metrics["cssv"].compute(), before)
     assert (dict(first.named), dict(clean.named)) == (named, {})
-
-
-def test_clients_update_does_not_depend_on_the_other_clients_of_the_cohort(tmp_path: Path) -> None:
-    everyone, alone = KeepUpdates(), KeepUpdates()
-    fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
-    fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
-    assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
 # ---- metric to weight and back

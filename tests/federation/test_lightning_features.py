@@ -1,8 +1,6 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
 import re
-import signal
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,6 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, fit, flat, logged, shapfed, trainer_for, vector
 from helpers.models import Plain, network, sgd
-
-
-def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
-    class Plateau(Plain):
-        def configure_optimizers(self) -> Any:
-            optimizer = sgd(self.parameters())
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-                optimizer, factor=0.1, patience=0, mode="max", threshold=1
-            )
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
-
-    module = Plateau()
-    fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
-    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**2)
 
 
 def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
@@ -107,13 +91,6 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1
     assert "test_acc" in trainer.test(module, data, verbose=False)[0]
-
-
-def test_fit_after_a_sanity_check_equals_a_fit_without(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
-    again = vector(fit(loop, tmp_path))
-    assert torch.equal(first, again)  # a new trainer starts anew
 
 
 # ---- What callbacks may monitor: values of clients, weights, accuracies and the training loss
@@ -197,26 +174,6 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path: Pat
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
-def test_fit_from_python_prints_the_report_command_and_gives_the_history(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    with pytest.raises(ConfigurationError, match="has written no contributions"):
-        loop.history()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data(), rounds=3)
-    said = capsys.readouterr().out
-    assert "Results: " in said
-    assert "Report:  flsv report " in said
-    texts = [str(each.message) for each in caught]
-    assert not [text for text in texts if "LeafSpec" in text or "smaller than the logging interval" in text]
-    history = loop.history()
-    assert sorted(history["round"].unique()) == [0, 1, 2]
-    assert history.equals(read_run(loop.run_state.csv))
-    assert set(loop.to_frame()["round"]) == {2}
-
-
 def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +181,10 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *given])
     metrics = {"sv": CumulativeShapley(), "cssv": ClassSpecificShapley()}
     loop = FederatedLoop(metrics=metrics, seed=1)
+    with pytest.raises(ConfigurationError, match="has written no contributions"):
+        loop.history()
     fit(loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3)
+    assert loop.history().equals(read_run(loop.run_state.csv))
     said = capsys.readouterr().out
     values = loop.contributions["sv"]
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
@@ -239,33 +199,6 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     again = "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2  # other seeds give other values"
     assert lines[1].startswith(again)
     assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_stopped_fit_shows_the_table_so_far(
-    number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Lightning's status after Ctrl-C is 1; after SIGTERM it would be 0."""
-
-    def stop(trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch == 1:
-            signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(SystemExit) as stopped, pytest.warns(UserWarning, match="is discarded"):
-            fit(shapfed(), tmp_path, callbacks=[LambdaCallback(on_train_batch_end=stop)])
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert stopped.value.code == status
-    assert "cssv" in capsys.readouterr().out
-
-
-def test_fit_without_metrics_announces_no_contributions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(FederatedLoop(seed=1), tmp_path, rounds=1)
-    said = capsys.readouterr().out
-    assert "Contributions" not in said
-    assert "No contribution was measured" in said
 
 
 class Notes(ClientAlgorithm):

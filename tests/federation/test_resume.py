@@ -1,10 +1,9 @@
 """A run that is killed and resumed is, to the bit, the run that was not."""
 
-import copy
 import errno
 import itertools
 import signal
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback, OnExceptionCheckpoint
 
-from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
-from flsv.aggregation import FedAvg
+from flsv import ConfigurationError, FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley
-from flsv.personalization import FedAMP
 from flsv.results.run_table import CSV
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
 from helpers.data import toy_data
-from helpers.fits import InRound, Stop, assert_resumes, full_run, trainer_for, vector
+from helpers.fits import InRound, Stop, full_run, trainer_for, vector
 from helpers.forked import Forked
-from helpers.models import Plain, network
+from helpers.models import Plain
 
 
 @pytest.fixture(scope="module")
@@ -58,56 +54,21 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, whole: Any) -
 
 
 class SaveAt(InRound):
-    """Saves a checkpoint in the third round wherever Lightning lets anybody save one; at batch -1, at all of them."""
+    """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
     def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
         self.path, self.batch = path, batch
         setattr(self, hook, self.save)
 
     def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
-        if trainer.current_epoch == 2 and trainer.training | trainer.validating:
-            place = self.place(trainer) if trainer.training else 0
-            if self.batch == -1 or (not self.path.exists() and (len(args) < 2 or place == self.batch)):
-                trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hook", "batch"),
-    [
-        ("on_train_epoch_start", 0),
-        ("on_train_batch_start", 0),
-        ("on_train_batch_end", 5),
-        ("on_train_batch_end", -1),
-        ("on_validation_start", 0),
-        ("on_train_epoch_end", 0),
-    ],
-)
-def test_checkpoint_saved_in_any_hook_resumes_bitwise(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
-    path = tmp_path / "middle.ckpt"
-    full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
-    resumed = tmp_path / "second"
-    loop, module = full_run(resumed, ckpt_path=path)
-    assert loop.round_index == 5
-    assert_same_run(resumed, loop, module, whole)
+        there = len(args) < 2 or self.place(trainer) == self.batch
+        if trainer.current_epoch == 2 and there and not self.path.exists():
+            trainer.save_checkpoint(self.path)
 
 
 def shrink(module: L.LightningModule) -> None:
     with torch.no_grad():
         next(module.parameters()).mul_(0.9)
-
-
-class ByEpochStart(Plain):
-    """Halves its rate and shrinks its weights when a round begins."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.4, weight_decay=0.0)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 3), "interval": "epoch"}]
-
-    def on_train_epoch_start(self) -> None:
-        for group in self.optimizers(use_pl_optimizer=False).param_groups:
-            group["lr"] *= 0.5
-        shrink(self)
 
 
 class CountsHooks(Callback):
@@ -144,7 +105,7 @@ def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
         loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
         trainer = trainer_for(None, tmp_path, 4, callbacks=[*own, loop] if first else [loop, *own])
         torch.manual_seed(3)
-        trainer.fit(module := ByEpochStart(), toy_data(), **how)
+        trainer.fit(module := Plain(), toy_data(), **how)
         return module, counts.count
 
     path = tmp_path / "middle.ckpt"
@@ -154,27 +115,11 @@ def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     assert torch.equal(vector(resumed), vector(whole))
 
 
-def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
-    """Also what Ctrl-C does; a checkpoint saved on the exception resumes from the round's start."""
-
-    class SaveOnException(Callback):
-        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
-            trainer.save_checkpoint(tmp_path / "exception.ckpt")
-
-    with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
-        full_run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
-    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
-
-
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
     tmp_path: Path, whole: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
-
-    class SaveOnException(Callback):
-        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
-            trainer.save_checkpoint(tmp_path / "exception.ckpt")
 
     owner, name = (CSV, "write") if where != "a metric" else (ClassSpecificShapley, "update")
     do, rounds = getattr(owner, name), itertools.count()
@@ -192,7 +137,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         pytest.warns(UserWarning, match="exception.ckpt is not saved: round 4 has failed at the server"),
         pytest.raises(OSError, match="No space left"),
     ):
-        full_run(tmp_path, callbacks=[SaveOnException()])
+        full_run(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
     assert not (tmp_path / "exception.ckpt").exists()
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 
@@ -236,31 +181,3 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
     assert (trainer.current_epoch, loop.round_index) == (1, 2)  # callbacks save by the epoch that was
     with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
         trainer.fit(Plain(), toy_data())
-
-
-# ---- Federations of several parts, stopped after two of four rounds: clients are drawn, BatchNorm has its buffers
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-
-
-def moreau() -> Plain:
-    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2))
-
-
-TRAINED = {"evaluation": ClientEvaluation(every=2, models="trained")}
-NEAR = {"personalizer": FedAMP(2.0, 5.0), "client_algorithm": FedProx(0.5, anchor="start"), "local_epochs": 2}
-HEADS = {"client_algorithm": FedRep(1), "share": ["!head"], "optimizer_state": "persist", "local_epochs": 2}
-RUNS: dict[str, tuple[dict[str, Any], Any]] = {
-    "fedamp": ({**NEAR, **TRAINED, "sampler": UniformSampler(2)}, Plain),
-    "fedrep": ({**HEADS, "evaluation": ClientEvaluation(every=2), "sampler": UniformSampler(2)}, Plain),
-    "pfedme": ({"aggregator": FedAvg("uniform"), **TRAINED}, moreau),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_algorithms_with_state_resume_bitwise(tmp_path: Path, name: str) -> None:
-    options, module = RUNS[name]
-    loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
-    assert loop.client_accuracy is not None
-    assert float(loop.client_accuracy.mean()) > 0.5  # they have learned what is kept

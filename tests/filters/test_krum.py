@@ -9,7 +9,6 @@ from flsv.attacks import Scaling
 from flsv.federation import FederatedLoop
 from flsv.filters import MultiKrum
 from flsv.filters.krum import krum_scores
-from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 
@@ -29,9 +28,3 @@ def test_multi_krum_leaves_out_a_distant_update(tmp_path: Path, keep: int | None
     loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
     fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
     assert loop.participations.tolist() == kept or loop.participations.sum() == keep
-
-
-@pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
-def test_krum_refuses_a_small_federation(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))

@@ -32,6 +32,7 @@ from flsv.uploads import UploadContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, shapfed, vector
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Diverges, Plain, network, sgd
 
 
@@ -202,13 +203,9 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> No
 
 
 def only_round(folder: Path, **options: Any) -> Round:
-    class Kept(FedAvg):
-        def end_round(self, round: Round) -> None:
-            rounds.append(round)
-
-    rounds: list[Round] = []
-    fit(FederatedLoop(Kept(), seed=1, **options), folder, rounds=1)
-    return rounds[0]
+    kept = KeepsRounds()
+    fit(FederatedLoop(kept, seed=1, **options), folder, rounds=1)
+    return kept.rounds[0]
 
 
 def lengths(round: Round) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Divergences of labels against SciPy, and the weights made of them; distances against NumPy."""
 
-import math
 import warnings
 from typing import Any
 
@@ -64,17 +63,3 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
 def test_divergence_weights_with_wrong_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         divergence_weights(**{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments})
-
-
-def test_guos_biased_clients_have_weight_0_without_normalized_divergences() -> None:
-    """Four clients with two of ten classes each and one with all: raw divergences leave only the last."""
-    counts = torch.zeros(5, 10)
-    for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):
-        counts[client, list(pair)] = 50
-    counts[4] = 10
-    divergence = label_divergence(counts)
-    assert divergence.tolist() == pytest.approx([math.log(5)] * 4 + [0])
-    raw = divergence_weights(counts.sum(1), divergence, normalize_divergence=False)
-    assert raw.tolist() == [0, 0, 0, 0, 1]
-    weights = divergence_weights(counts.sum(1), divergence)
-    torch.testing.assert_close(weights, torch.tensor([0.15, 0.15, 0.15, 0.15, 0.3]).double() / 0.9)

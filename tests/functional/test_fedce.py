@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional import (
-    contribution_estimates,
-    leave_one_out_cosines,
-)
+from flsv.functional import contribution_estimates, leave_one_out_cosines
 
 
 def test_cosine_is_0_if_there_are_no_other_updates() -> None:

@@ -8,7 +8,6 @@ import torch
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.functional.intervals import BRACKETS, one_seed_stderr
-from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_shapley
 from flsv.metrics import ShadowShapley
 
 
@@ -43,14 +42,6 @@ def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_p
                 )
                 held[known].append(float((off <= half).double().mean()))
     assert all(0.9 < np.mean(each) < 0.96 for each in held.values())
-
-
-def test_one_training_of_each_coalition_has_an_interval() -> None:
-    masks = few_coalitions(3, "all")
-    utilities = masks.double().sum(1)[None]
-    values, half = retrained_shapley(masks, utilities)
-    torch.testing.assert_close(values, torch.ones(3).double())
-    torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
 
 
 def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> None:

@@ -148,19 +148,6 @@ def test_performance_that_does_not_fit_the_module_is_refused_before_training(
         fit(loop, tmp_path, never(kind), data)
 
 
-@pytest.mark.parametrize(
-    ("measure", "said"),
-    [
-        ({"performance": "acc"}, r"performance='acc'\): for a value that the module logs .* say also mode="),
-        ({"performance": "accuracy", "mode": "min"}, "more of it is better"),
-        ({"performance": torchmetrics.MeanMetric()}, "does not say whether more of it is better"),
-    ],
-)
-def test_performance_with_wrong_arguments_is_refused_at_construction(measure: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        PartialFederatedShapley(**measure)
-
-
 KINDS = {
     "two logits": lambda: nn.Linear(3, 2),
     "one logit": lambda: nn.Linear(3, 1),

@@ -11,28 +11,14 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from helpers.coalitions_by_hand import (
     RATE,
-    AccumulatedByHand,
     AnnealedByHand,
-    ByAttributeByHand,
-    ByRoundByHand,
-    ByStepByHand,
-    ClampedByHand,
-    ClippedByHand,
-    FrozenByHand,
     Hand,
-    LBFGSByHand,
-    MixupByHand,
     OwnGeneratorByHand,
     PersistedByHand,
     PlateauByHand,
-    RateByHand,
-    TwoByHand,
-    clamp,
-    mixed,
     noisy,
     plateau,
 )
@@ -41,30 +27,6 @@ from helpers.data import CLASSES, FEATURES
 
 def mlp(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-class Cells(nn.Module):
-    """Features as cells of a table, to be embedded."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (4 * x).long().clamp(-20, 20) + 20
-
-
-def embedding() -> nn.Module:
-    return nn.Sequential(Cells(), nn.Embedding(41, 4), nn.Flatten(), nn.Linear(4 * FEATURES, CLASSES))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, CLASSES))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru, self.head = nn.GRU(2, 8, batch_first=True), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(x.reshape(-1, 3, 2))[0][:, -1])
 
 
 class Module(L.LightningModule):
@@ -90,71 +52,16 @@ class Module(L.LightningModule):
         return self.optimizer(self.parameters())
 
 
-class Counts(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.train_acc = MulticlassAccuracy(CLASSES)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        logits = self(batch[0])
-        self.train_acc(logits, batch[1])
-        self.log("train_acc", self.train_acc)
-        return nn.functional.cross_entropy(logits, batch[1])
-
-
-class Items(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.last = loss.item()
-        return loss
-
-
 class Manual(Module):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizers: Any = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        loss = self.loss(batch)
-        for each in optimizers:
-            each.zero_grad()
-        self.manual_backward(loss)
-        for each in optimizers:
-            each.step()
-
-
-class Two(Manual):
-    def configure_optimizers(self) -> Any:
-        first, last = self.net[0].parameters(), self.net[-1].parameters()
-        return [torch.optim.SGD(first, lr=RATE), torch.optim.Adam(last, lr=0.01)]
-
-
-class Hooked(Module):
-    def on_train_batch_end(self, *_: Any) -> None:
-        clamp(self)
-
-
-class Mixup(Module):
-    def loss(self, batch: Any) -> Tensor:
-        return mixed(self, batch) if self.training else super().loss(batch)
-
-
-class ByStep(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) * (1 + 0.01 * self.global_step)
-
-
-class ByRound(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) * (1 + 0.2 * self.current_epoch)
-
-
-class ByAttribute(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.beta *= 0.95
-        return self.loss(batch) * self.beta
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
 
 
 class OwnGenerator(Module):
@@ -195,21 +102,6 @@ class DigitsFails(DigitsPlateau):
         return super().training_step(batch, batch_idx) * (1 + DigitsFails.steps / 100)
 
 
-class Clamps(L.Callback):
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        clamp(pl_module)
-
-
-class SetsRate(L.Callback):
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE / (1 + batch_idx)
-
-
-class Freezes(L.Callback):
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        pl_module.net[0].requires_grad_(trainer.current_epoch == 0)
-
-
 class Anneals(L.Callback):
     """From the second round on."""
 
@@ -224,46 +116,24 @@ class Annealed(Module):
 
 @dataclass
 class Kind:
-    """A module, how its clients train by hand, and what else the fit has."""
+    """A module, how its clients train by hand, and what else its loop has."""
 
     module: Callable[[], Module] = Module
     hand: type[Hand] = Hand
     callback: Callable[[], L.Callback] | None = None
-    trainer: dict[str, Any] = field(default_factory=dict)
     loop: dict[str, Any] = field(default_factory=dict)
 
 
-ADAM = partial(torch.optim.Adam, lr=0.01)
 MOMENTUM = partial(torch.optim.SGD, lr=RATE, momentum=0.9)
 KINDS: dict[str, Kind] = {
     "a plain MLP": Kind(),
-    "a CNN": Kind(partial(Module, cnn)),
     "dropout": Kind(partial(Module, partial(mlp, nn.Dropout(0.3)))),
     "BatchNorm": Kind(partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
-    "Adam": Kind(partial(Module, optimizer=ADAM)),
-    "an embedding": Kind(partial(Module, embedding)),
-    "`self.train_acc(y_hat, y)` in `training_step`": Kind(Counts),
-    "`loss.item()` in `training_step`": Kind(Items),
     "manual optimization": Kind(Manual),
-    "two optimizers": Kind(Two, TwoByHand),
-    "a hook of the module around a batch": Kind(Hooked, ClampedByHand),
-    "LBFGS": Kind(partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
-    "mixup by NumPy": Kind(Mixup, MixupByHand),
-    "a loss by `global_step`": Kind(ByStep, ByStepByHand),
-    "a loss by `current_epoch`": Kind(ByRound, ByRoundByHand),
-    "a loss by an attribute that `training_step` sets": Kind(ByAttribute, ByAttributeByHand),
     "generators of torch and NumPy on the module": Kind(OwnGenerator, OwnGeneratorByHand),
-    "a GRU": Kind(partial(Module, Recurrent)),
-    "`accumulate_grad_batches=2`": Kind(hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
-    "clipping by value": Kind(
-        hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
-    ),
     '`optimizer_state="persist"`': Kind(
         partial(Module, optimizer=MOMENTUM), PersistedByHand, loop={"optimizer_state": "persist"}
     ),
     "`ReduceLROnPlateau`": Kind(Plateau, PlateauByHand),
-    "a callback that clamps weights": Kind(hand=ClampedByHand, callback=Clamps),
-    "a callback that sets the rate": Kind(hand=RateByHand, callback=SetsRate),
-    "a callback that freezes a layer": Kind(hand=FrozenByHand, callback=Freezes),
     "a callback that anneals an attribute": Kind(Annealed, AnnealedByHand, Anneals),
 }

@@ -2,7 +2,6 @@
 :mod:`helpers.coalition_kinds`."""
 
 import copy
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,23 +16,8 @@ from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 from helpers.data import toy_data
-from helpers.fits import vector
-from helpers.models import Plain
 
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
-
-
-@torch.no_grad()
-def clamp(module: Any) -> None:
-    for parameter in module.net.parameters():
-        parameter.clamp_(-0.3, 0.3)
-
-
-def mixed(net: nn.Module, batch: Any) -> Tensor:
-    (x, y), weight = batch, np.random.beta(1, 1)  # noqa: NPY002 - as users do
-    other, entropy = torch.randperm(len(y)), nn.functional.cross_entropy
-    logits = net(weight * x + (1 - weight) * x[other])
-    return weight * entropy(logits, y) + (1 - weight) * entropy(logits, y[other])
 
 
 def noisy(net: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
@@ -49,15 +33,14 @@ class Hand:
     """FedAvg of some clients, and a client's training, in plain torch."""
 
     def __init__(self, net: nn.Module, optimizer: Any) -> None:
-        self.net, self.make, self.beta, self.steps, self.round = net, optimizer, 1.0, 0, 0
+        self.net, self.make, self.beta, self.round = net, optimizer, 1.0, 0
 
     def train(self, batches: list[Any], client: int) -> None:
         optimizer = self.make(self.net.parameters())
-        for index, batch in enumerate(batches):
-            self.step(optimizer, batch, index, len(batches))
-            self.steps += 1
+        for batch in batches:
+            self.step(optimizer, batch)
 
-    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+    def step(self, optimizer: Any, batch: Any) -> None:
         optimizer.zero_grad()
         self.loss(batch).backward()
         optimizer.step()
@@ -68,19 +51,23 @@ class Hand:
     def end_round(self, val: list[Any]) -> None:
         pass
 
-    def utility(self, members: Sequence[int]) -> float:
+    def utility(self, members: Sequence[int], cohorts: Sequence[Sequence[int]] | None = None) -> float:
+        """Minus the validation loss; ``cohorts``: who trains in each round, all members if None."""
         dealt = data()
         dealt.setup("fit")
         val = list(dealt.val_dataloader())
-        for self.round in range(FIT_ROUNDS if members else 0):
+        rounds = [members] * (FIT_ROUNDS if members else 0) if cohorts is None else cohorts
+        for self.round, cohort in enumerate(rounds):
             start, states, sizes = copy.deepcopy(self.net.state_dict()), [], []
-            for client in members:
+            for client in cohort:
                 self.net.load_state_dict(start)
                 seed_global_rngs(SEED, "train", self.round, client)
                 stream = generator_for(SEED, "shuffle", self.round, client, 0)
                 self.train(list(dealt.client_loader(client, "train", generator=stream)), client)
                 states.append(copy.deepcopy(self.net.state_dict()))
                 sizes.append(float(dealt.num_samples[client]))
+            if not states:
+                continue
             mean = {
                 n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes) if v.is_floating_point() else states[0][n]
                 for n, v in start.items()
@@ -98,55 +85,6 @@ class Hand:
         return loss
 
 
-class TwoByHand(Hand):
-    def train(self, batches: list[Any], client: int) -> None:
-        net: Any = self.net
-        optimizers = torch.optim.SGD(net[0].parameters(), lr=RATE), torch.optim.Adam(net[-1].parameters(), lr=0.01)
-        for batch in batches:
-            self.net.zero_grad()
-            self.loss(batch).backward()
-            for each in optimizers:
-                each.step()
-
-
-class ClampedByHand(Hand):
-    def step(self, *args: Any) -> None:
-        super().step(*args)
-        clamp(self)
-
-
-class LBFGSByHand(Hand):
-    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(batch)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-
-class MixupByHand(Hand):
-    def loss(self, batch: Any) -> Tensor:
-        return mixed(self.net, batch)
-
-
-class ByStepByHand(Hand):
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) * (1 + 0.01 * self.steps)
-
-
-class ByRoundByHand(Hand):
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) * (1 + 0.2 * self.round)
-
-
-class ByAttributeByHand(Hand):
-    def loss(self, batch: Any) -> Tensor:
-        self.beta *= 0.95
-        return super().loss(batch) * self.beta
-
-
 class OwnGeneratorByHand(Hand):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -162,22 +100,6 @@ class AnnealedByHand(Hand):
         return super().loss(batch) * self.beta
 
 
-class AccumulatedByHand(Hand):
-    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
-        (self.loss(batch) / 2).backward()
-        if index % 2 or index + 1 == of:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class ClippedByHand(Hand):
-    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
-        optimizer.zero_grad()
-        self.loss(batch).backward()
-        nn.utils.clip_grad_value_(self.net.parameters(), 0.02)
-        optimizer.step()
-
-
 class PersistedByHand(Hand):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -186,7 +108,7 @@ class PersistedByHand(Hand):
     def train(self, batches: list[Any], client: int) -> None:
         optimizer = self.optimizers.setdefault(client, self.make(self.net.parameters()))
         for batch in batches:
-            self.step(optimizer, batch, 0, 0)
+            self.step(optimizer, batch)
 
 
 class PlateauByHand(Hand):
@@ -197,27 +119,14 @@ class PlateauByHand(Hand):
 
     def train(self, batches: list[Any], client: int) -> None:
         for batch in batches:  # plain SGD has no state
-            self.step(self.optimizer, batch, 0, 0)
+            self.step(self.optimizer, batch)
 
     def end_round(self, val: list[Any]) -> None:
         self.scheduler.step(self.validation_loss(val))
 
 
-class RateByHand(Hand):
-    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
-        optimizer.param_groups[0]["lr"] = RATE / (1 + index)
-        super().step(optimizer, batch, index, of)
-
-
-class FrozenByHand(Hand):
-    def train(self, *args: Any) -> None:
-        net: Any = self.net
-        net[0].requires_grad_(self.round == 0)
-        super().train(*args)
-
-
-def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
-    return toy_data(tuple(proportions), server_val=0.3)
+def data() -> FederatedDataModule:
+    return toy_data((4, 1, 2), server_val=0.3)
 
 
 def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,67 +138,3 @@ def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
     metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
     return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)
-
-
-def by_a_plain_loop(
-    module: Plain,
-    members: Sequence[int],
-    cohorts: Sequence[Sequence[int]],
-    weighting: str = "samples",
-    rate: float = 1.0,
-    dealt: FederatedDataModule | None = None,
-) -> Tensor:
-    """FedAvg of these clients alone, ``[P]``."""
-    module, dealt = copy.deepcopy(module).train(), dealt or data()
-    dealt.setup("fit")
-    names = [name for name, _ in module.named_parameters()]
-    for index, cohort in enumerate(cohorts):
-        start, sent, weights = copy.deepcopy(module.state_dict()), [], []
-        for client in (client for client in cohort if client in members):
-            module.load_state_dict(start)
-            seed_global_rngs(SEED, "train", index, client)
-            optimizer = module.configure_optimizers()
-            stream = generator_for(SEED, "shuffle", index, client, 0)
-            for batch in dealt.client_loader(client, "train", generator=stream):
-                optimizer.zero_grad()
-                x, y = batch
-                module.training_step((x.to(module.net[0].weight.dtype), y), 0).backward()
-                optimizer.step()
-            sent.append(copy.deepcopy(module.state_dict()))
-            weights.append(float(dealt.num_samples[client]) if weighting == "samples" else 1.0)
-        if not sent:
-            continue
-        state = {}
-        for name, before in start.items():
-            if not before.is_floating_point():
-                state[name] = sent[0][name]
-                continue
-            mean = sum(w * each[name] for w, each in zip(weights, sent)) / sum(weights)
-            state[name] = before + rate * (mean - before) if name in names else mean
-        module.load_state_dict(state)
-    return vector(module)
-
-
-class Reads(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if float(loss) < 1e9 else 0 * loss
-
-
-class Draws(Plain):
-    """Random numbers that are not torch's."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * random.uniform(0.5, 1.5)
-
-
-class Validates(Plain):
-    """Validation moves a buffer."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__(net)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.seen += 1

@@ -22,7 +22,7 @@ from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, ContributionMetric, LeaveOneOut
+from flsv.metrics import ClassSpecificShapley, LeaveOneOut
 from flsv.personalization import Personalizer
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
@@ -160,21 +160,6 @@ def pair(
 
 def _tensors(states: Any) -> list[Tensor]:
     return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
-
-
-class Recorded(ContributionMetric):
-    """What a loop gives."""
-
-    per_class = False
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[tuple[Tensor, ...]] = []
-
-    def update(self, client_ids: Tensor, global_vector: Tensor, client_updates: Tensor, num_samples: Tensor) -> None:
-        self.seen.append((client_ids.clone(), global_vector.clone(), client_updates.clone(), num_samples.clone()))
-
-    def compute(self) -> Tensor:
-        return torch.zeros(self.num_clients or 0)
 
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))

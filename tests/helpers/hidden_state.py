@@ -4,26 +4,25 @@
 clients only, in a process of its own in which nothing else has happened.
 """
 
+import contextlib
 import itertools
 import logging
 import multiprocessing
-import random
+import sqlite3
 import tempfile
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
-import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.nn.utils import parametrizations
+from torch.utils.data import Dataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
@@ -66,15 +65,6 @@ class Base(L.LightningModule):
 # ---- functions that hold the module
 
 
-class Weak(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.me = weakref.ref(self)
-
-    def loss(self, batch: Any) -> Tensor:
-        return entropy(self.me().net(batch[0]), batch[1])  # type: ignore[union-attr]
-
-
 class OfGenerator(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -89,28 +79,9 @@ class OfGenerator(Base):
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 
-# ---- what tensors carry
-
-
-class BackwardHook(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        seen: list[int] = []
-
-        def hook(layer: Any, into: Any, out: Any) -> Any:
-            seen.append(1)
-            return tuple(each if each is None else each * (1 + 0.1 / len(seen)) for each in into)
-
-        self.net[3].register_full_backward_hook(hook)
-
-
 # ---- state elsewhere
 
 CALLS = 0
-SHARED: dict[str, float] = {}
-CONTEXT: ContextVar[int] = ContextVar("calls", default=0)
-RANDOM = random.Random(7)
-LOCAL = threading.local()
 
 
 class Counting(Base):
@@ -130,23 +101,6 @@ class Global(Counting):
         return CALLS
 
 
-class ClassAttribute(Counting):
-    calls: ClassVar[int] = 0
-
-    def next(self) -> float:
-        type(self).calls += 1
-        return self.calls
-
-
-class IteratorOfCounts(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = itertools.count()
-
-    def next(self) -> float:
-        return next(self.count)
-
-
 class Closure(Counting):
     def __init__(self) -> None:
         super().__init__()
@@ -163,12 +117,6 @@ class Closure(Counting):
         return self.more()
 
 
-class OfContext(Counting):
-    def next(self) -> float:
-        CONTEXT.set(CONTEXT.get() + 1)
-        return CONTEXT.get()
-
-
 class OpenFile(Counting):
     def __init__(self) -> None:
         super().__init__()
@@ -180,72 +128,7 @@ class OpenFile(Counting):
         return self.file.read(1)[0]
 
 
-class Doubled(torch.autograd.Function):
-    calls = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        Doubled.calls += 1
-        return gradient * (1 + 0.02 * Doubled.calls)
-
-
-class OwnGradient(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return Doubled.apply(self.loss(batch))  # type: ignore[no-any-return]
-
-
-class CountingSGD(torch.optim.SGD):
-    calls = 0
-
-    def step(self, closure: Any = None) -> Any:
-        CountingSGD.calls += 1
-        for group in self.param_groups:
-            group["lr"] = RATE / (1 + 0.05 * CountingSGD.calls)
-        return super().step(closure)
-
-
-class OwnOptimizer(Base):
-    def configure_optimizers(self) -> Any:
-        return CountingSGD(self.parameters(), RATE)
-
-
-class Augmented(TensorDataset):
-    """Changes with each sample that is drawn."""
-
-    drawn = 0
-
-    def __getitem__(self, index: int) -> Any:
-        x, y = super().__getitem__(index)
-        self.drawn += 1
-        return x + 0.3 * float(np.sin(self.drawn)), y
-
-
-def augmented() -> tuple[Any, Any]:
-    train, test = toy_sets()
-    return Augmented(*train.tensors), test
-
-
 # ---- callbacks
-
-
-class Average(L.Callback):
-    """A moving average of the weights, which takes their place while the module is not trained."""
-
-    average: Any = None
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.average is not None:
-            pl_module.load_state_dict(self.last)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.last = {name: value.clone() for name, value in pl_module.state_dict().items()}
-        old = self.average or self.last
-        self.average = {n: 0.7 * old[n] + 0.3 * v if v.is_floating_point() else v.clone() for n, v in self.last.items()}
-        pl_module.load_state_dict(self.average)
 
 
 class AtTheEnd(L.Callback):
@@ -255,37 +138,16 @@ class AtTheEnd(L.Callback):
                 parameter.mul_(0.5)
 
 
-class ShrinksAtTheEnd(Base):
-    def on_train_end(self) -> None:
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.mul_(0.5)
-
-
 def averaging() -> L.Callback:
     from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 
     return EMAWeightAveraging(decay=0.8)
 
 
-class StopsAndWeighs(EarlyStopping):
-    def __init__(self) -> None:
-        super().__init__("val_loss", patience=100)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        super().on_validation_end(trainer, pl_module)
-        pl_module.weight = float(trainer.callback_metrics["val_loss"])
-
-
 class SavesAndWeighs(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
-
-
-class TimesAndWeighs(Timer):
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        pl_module.weight = 1 / (1 + trainer.current_epoch + batch_idx)
 
 
 class HoldsTheModule(L.Callback):
@@ -305,28 +167,81 @@ class RateAfterValidation(L.Callback):
         trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(trainer.callback_metrics["val_loss"])
 
 
-class RateAfterRound(L.Callback):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(trainer.callback_metrics["val_loss"])
-
-
-class WeightAfterValidation(Base):
-    def on_validation_epoch_end(self) -> None:
-        self.weight = float(self.trainer.callback_metrics["val_loss"])
-
-
 class WeightWhileValidating(Base):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         self.weight = float(self.loss(batch))
 
 
+class SpectralNorm(Base):
+    """Its buffers turn with every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[3] = parametrizations.spectral_norm(self.net[3])
+
+
+class TemporaryFolder(Base):
+    """Writes in ``setup`` what its steps read and write."""
+
+    def setup(self, stage: str) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        (self.folder / "calls.txt").write_text("0")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        calls = int((self.folder / "calls.txt").read_text()) + 1
+        (self.folder / "calls.txt").write_text(str(calls))
+        return (1 + 0.02 * calls) * self.loss(batch)
+
+
+class Threaded(Counting):
+    """A thread of each step computes, under a lock of the class."""
+
+    lock: ClassVar[Any] = threading.Lock()
+    calls: ClassVar[int] = 0
+
+    def next(self) -> float:
+        def count() -> None:
+            with self.lock:
+                type(self).calls += 1
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        thread.join()
+        return self.calls
+
+
+class FewerBatches(L.Callback):
+    """Stops each epoch after a number of batches that grows."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx > trainer.current_epoch else None
+
+
+class Rows(Dataset):
+    """Samples in an SQLite file with one connection."""
+
+    def __init__(self) -> None:
+        x, y = toy_sets()[0].tensors
+        self.length, self.file = len(x), Path(tempfile.mkdtemp()) / "rows.db"
+        self.connection = sqlite3.connect(self.file, check_same_thread=False)
+        with contextlib.closing(self.connection.cursor()) as cursor:
+            cursor.execute("create table rows (id integer primary key, x text, y integer)")
+            told = [(i, ",".join(map(repr, row.tolist())), int(label)) for i, (row, label) in enumerate(zip(x, y))]
+            cursor.executemany("insert into rows values (?, ?, ?)", told)
+        self.connection.commit()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.connection.execute("select x, y from rows where id = ?", (int(index),)).fetchone()
+        return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
+
+
 @dataclass
 class Kind:
-    """A module and what else its fit has.
-
-    Args:
-    """
+    """A module and what else its fit has."""
 
     module: Callable[[], Any] = Base
     callback: Callable[[], L.Callback] | None = None
@@ -334,30 +249,23 @@ class Kind:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
+#: A kind or two of each place: memory of the process, what forks share, threads, files, hooks, and what is scored.
 KINDS: dict[str, Kind] = {
-    "a weak reference": Kind(Weak),
     "a generator that holds the module": Kind(OfGenerator),
-    "a backward hook that counts": Kind(BackwardHook),
     "a global": Kind(Global),
-    "a class attribute": Kind(ClassAttribute),
-    "an iterator": Kind(IteratorOfCounts),
     "a closure": Kind(Closure),
-    "a context variable": Kind(OfContext),
     "an open file": Kind(OpenFile),
-    "a class of autograd with state": Kind(OwnGradient),
-    "an optimizer's class with state": Kind(OwnOptimizer),
-    "a data set with state": Kind(sets=augmented),
-    "an average swapped in after a round": Kind(callback=Average),
+    "spectral norm": Kind(SpectralNorm),
+    "a temporary folder of `setup`": Kind(TemporaryFolder),
+    "a thread in each step": Kind(Threaded),
+    "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
     "EMAWeightAveraging": Kind(callback=averaging),
     "a callback that changes weights at the end": Kind(callback=AtTheEnd),
-    "a module that changes weights at the end": Kind(ShrinksAtTheEnd),
     "a callback that holds the module": Kind(callback=HoldsTheModule),
-    "a subclass of EarlyStopping": Kind(callback=StopsAndWeighs),
+    "a callback that ends epochs": Kind(callback=FewerBatches),
     "a subclass of ModelCheckpoint": Kind(callback=SavesAndWeighs, trainer={"enable_checkpointing": True}),
-    "a subclass of Timer": Kind(callback=TimesAndWeighs),
+    "`GradientAccumulationScheduler`": Kind(callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})),
     "a rate set after validation": Kind(callback=RateAfterValidation),
-    "a rate set after a round": Kind(callback=RateAfterRound),
-    "a weight set after validation": Kind(WeightAfterValidation),
     "a weight set while validating": Kind(WeightWhileValidating),
 }
 

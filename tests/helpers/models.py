@@ -149,22 +149,13 @@ class Stepped(Plain):
         self.function = function
         self.torch_rng = torch.Generator().manual_seed(1)
         self.numpy_rng = np.random.default_rng(1)
-        self.drawing = Drawing()
         self.accuracy = MulticlassAccuracy(CLASSES)
         both = {"all": MulticlassAccuracy(CLASSES), "matrix": MulticlassConfusionMatrix(CLASSES)}
         self.measures = MetricCollection(both, prefix="train_")
-        self.outputs: list[Tensor] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx) * self.beta
         return loss if self.function is None else self.function(self, loss, batch)
-
-
-class Drawing:
-    """Holds a generator, as an augmentation does."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(2)
 
 
 class Hooks(L.Callback):
@@ -230,11 +221,6 @@ def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
     return loss
 
 
-def keeps(module: Any, loss: Tensor, batch: Any) -> Tensor:
-    module.outputs.append(loss.detach())
-    return loss
-
-
 def sets(module: Any, loss: Tensor, batch: Any) -> Tensor:
     module.beta = module.beta * 0.99
     return loss
@@ -277,10 +263,7 @@ STEP_CASES: dict[str, Make] = {
     "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), "trainer.global_step"),
     "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None),
     "annealed by an attribute that a step sets": of(sets, KEEPS + "beta"),
-    "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH),
     "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None),
-    "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH),
-    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None),
     "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None),
     "a timer": (Stepped, lambda: [Timer()], None),
     "a timer that clamps weights": (Stepped, lambda: [Clamps()], "Clamps defines on_train_batch_start"),
@@ -288,12 +271,10 @@ STEP_CASES: dict[str, Make] = {
     "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, "SGD has hooks around its steps"),
     "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"),
     "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), "differs by"),
-    "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), "differs by"),
     "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS),  # noqa: NPY002
     "Python's own generator": of(mixup(lambda m: random.random()), DRAWS),
     "a masked loss": of(masked, "vmap: .*dynamic shape"),
     "torchmetrics": of(counts, KEEPS + "accuracy"),
-    "outputs in a list": of(keeps, KEEPS + "outputs"),
     "a layer under two names": (Twice, list, None),
     "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, "an embedding with max_norm"),
 }

@@ -130,11 +130,7 @@ def shapfed_wa() -> Case:
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
-        metrics={
-            "relevance": DomainRelevance(),
-            "cost": CommunicationCost(),
-            "fedce": ContributionEstimation(),
-        },
+        metrics={"relevance": DomainRelevance(), "cost": CommunicationCost(), "fedce": ContributionEstimation()},
         sampler=UniformSampler(4),
         evaluation=ClientEvaluation(every=2),
         seed=3,
@@ -201,13 +197,6 @@ def shadows() -> Case:
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
-def retrained() -> Case:
-    """Coalitions that rows cannot train are shared out among the ranks when the run has ended."""
-    metrics = {"shadow": ShadowShapley(coalitions="both", performance="negative_loss")}
-    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
-    return loop, Plain(), five(), {"rounds": 2}
-
-
 def judged() -> Case:
     """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
     metrics = {
@@ -270,7 +259,7 @@ def broken_rank() -> Case:
 RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, judged,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
         kept_momentum, adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip

@@ -210,12 +210,7 @@ SIZES = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions":
 def small_federation(**changes: Any) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
-    data = {
-        **like.data,
-        "partitioner": SIZES,
-        "splits": {**like.data["splits"], "max_samples": 160},
-        "batch_size": 8,
-    }
+    data = {**like.data, "partitioner": SIZES, "splits": {**like.data["splits"], "max_samples": 160}, "batch_size": 8}
     made = replace(like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]})
     return replace(made, **changes)
 

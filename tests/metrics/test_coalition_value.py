@@ -12,9 +12,8 @@ from functional.shapley.games import random_table, reference_shapley, table_game
 from functional.shapley.test_exact import VALUES, reference
 from torch import Tensor
 
-from flsv import ConfigurationError, Reporting
+from flsv import ConfigurationError
 from flsv.aggregation import ShapleyWeighted
-from flsv.attacks import FreeRider
 from flsv.federation import FederatedLoop
 from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
 from flsv.metrics import (
@@ -29,7 +28,6 @@ from flsv.sampling import FixedCohort, SoftmaxSampler, UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
-from helpers.models import Plain, network
 
 N = 5
 
@@ -139,21 +137,6 @@ def test_estimator_of_a_metric_may_be_a_users_function() -> None:
         metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
         metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
-
-
-def test_afedsv_gives_a_free_rider_value_and_weight_0_and_others_positive_values(tmp_path: Path) -> None:
-    metrics = {
-        "strict": SurrogateFederatedShapley(normalize="positive", weighting="fixed", init=None),
-        "paper": SurrogateFederatedShapley(),
-    }
-    riders: list[Any] = [FreeRider(clients=[3])]
-    loop = FederatedLoop(ShapleyWeighted("strict"), metrics, uploads=riders, seed=1, reporting=Reporting(table=False))
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((1, 1, 1, 1), server_val=0.3), rounds=6)
-    assert loop.contributions["strict"][3] == 0
-    assert (loop.contributions["strict"][:3] > 0.01).all()
-    assert loop.weights is not None
-    assert loop.weights[3] == 0
-    assert loop.contributions["paper"][3] > 0.1  # which is why there is another
 
 
 def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:

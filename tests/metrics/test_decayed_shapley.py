@@ -9,7 +9,6 @@ import torch
 from functional.shapley.games import table_game
 from torch import Tensor
 
-from flsv.aggregation import DivergenceWeighted
 from flsv.federation import FederatedLoop
 from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
@@ -18,6 +17,7 @@ from flsv.results.text import WORDS
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit, validation_loss
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
 from helpers.pages import text_of
 
@@ -74,26 +74,18 @@ class Watch:
         return exact_shapley(utility, players)
 
 
-class Remember(DivergenceWeighted):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.rounds: list[Any] = []
-
-    def end_round(self, round: Any) -> None:
-        self.rounds.append((round, round.aggregation_weights))
-
-
 @pytest.mark.parametrize(("kind", "server_lr"), [("fixed", 1.0), ("renormalized", 0.5)])
 def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights(
     tmp_path: Path, kind: Any, server_lr: float
 ) -> None:
-    watch, remember = Watch(), Remember(a=0.3, server_lr=server_lr)
+    watch, kept = Watch(), KeepsRounds(server_lr=server_lr)
     metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
     data = toy_data((3, 2, 2), server_val=0.3)
-    loop = FederatedLoop(remember, {"guo": metric}, seed=4)
+    loop = FederatedLoop(kept, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
-    for (round, weights), table in zip(remember.rounds, watch.tables):
+    for round, table in zip(kept.rounds, watch.tables):
+        weights = round.aggregation_weights
         for number, utility in enumerate(table.tolist()):
             members = [i for i in range(3) if number >> i & 1]
             own = weights[members].float()
@@ -139,17 +131,17 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
     tmp_path: Path, kind: Any, server_lr: float, drawn: int
 ) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
-    watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
+    watch, kept, data = Watch(), KeepsRounds(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
     metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
-    loop = FederatedLoop(remember, {"or": metric}, sampler=UniformSampler(drawn), seed=4)
+    loop = FederatedLoop(kept, {"or": metric}, sampler=UniformSampler(drawn), seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)
     assert table[-1].item() == pytest.approx(-validation_loss(module, loop.space, final, data), abs=1e-5)
     for number, utility in enumerate(table.tolist()):
-        model = remember.rounds[0][0].global_vector.clone()
-        for round, weights in remember.rounds:
-            own = weights * torch.tensor([number >> i & 1 for i in round.client_ids.tolist()])
+        model = kept.rounds[0].global_vector.clone()
+        for round in kept.rounds:
+            own = round.aggregation_weights * torch.tensor([number >> i & 1 for i in round.client_ids.tolist()])
             if kind == "renormalized" and own.sum() > 0:
                 own = own / own.sum()
             model += server_lr * own.float() @ (round.client_vectors - round.global_vector)

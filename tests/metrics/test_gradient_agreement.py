@@ -13,40 +13,21 @@ from flsv.metrics import GradientAgreement
 from flsv.models.classifier import ClassifierClient
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import Recorded, fit
+from helpers.fits import fit
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Line
 
 
-def parts_by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each of ``n`` clients gains in each round, and its cosine by samples; full participation, in NumPy."""
+def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+    """The docstring's formulas for ``n`` clients, weighted by samples; full participation, in NumPy."""
     gains, cosines = np.zeros((2, len(rounds), n))
-    for t, (_, slopes, updates, samples) in enumerate(rounds):
-        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
+    for t, round in enumerate(rounds):
+        s, d, m = (np.asarray(each, dtype=np.float64) for each in round)  # slopes, updates and samples
         unit = d / np.linalg.norm(d, axis=1, keepdims=True)
         everybody = (m[:, None] * unit).sum(0)
         gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
-    return gains, cosines
-
-
-def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
-    """The docstring's formulas."""
-    gains, cosines = parts_by_hand(rounds, n)
     u, a = np.maximum(gains.sum(0), 0), np.maximum(cosines.mean(0), 0)
     return u / u.sum() / 2 + a / a.sum() / 2
-
-
-def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    updates = torch.randn(n, size, generator=draw) + 1
-    return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
-
-
-def test_gradient_agreement_values_equal_the_formulas() -> None:
-    rounds = [drawn(seed, 4) for seed in range(3)]
-    metric = GradientAgreement(num_clients=4)
-    for each in rounds:
-        metric.update(*each)
-    np.testing.assert_allclose(metric.compute().numpy(), by_hand(rounds, 4), rtol=1e-5)
 
 
 def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
@@ -64,13 +45,13 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
 
 @pytest.mark.parametrize("balanced", [False, True])
 def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
-    data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
+    data, kept = toy_data((4, 1, 2), server_val=0.3), KeepsRounds()
     metric = GradientAgreement(balanced=balanced)
-    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(kept, {"mine": metric}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
     rounds = []
-    for ids, vector, updates, samples in recorded.seen:
-        loop.space.write(module, vector)
+    for round in kept.rounds:
+        loop.space.write(module, round.global_vector)
         x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
         module.zero_grad()
         each = nn.functional.cross_entropy(module(x), y, reduction="none")
@@ -78,26 +59,26 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
         assert y.bincount().unique().numel() > 1
         (torch.stack(classes).mean() if balanced else each.mean()).backward()
         slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
-        rounds.append((ids, updates @ slope, updates, samples))
+        updates = round.client_updates
+        rounds.append((updates @ slope, updates, round.num_samples))
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
 
 
 def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path) -> None:
     splits = Splits(max_samples=200, server_val=0.3)
-    data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
-    metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}
-    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
+    data, kept = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), KeepsRounds()
+    metrics = {"mine": GradientAgreement(loss="val_loss")}
+    loop = FederatedLoop(kept, metrics, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)
-    ((ids, vector, updates, samples),) = recorded.seen
-    loop.space.write(line, vector)
+    (round,) = kept.rounds
+    loop.space.write(line, round.global_vector)
     batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
     line.zero_grad()
     line.training_step(batch, 0).backward()
     slope = torch.cat([line.layer.weight.grad.flatten(), line.layer.bias.grad])
+    expected = by_hand([(round.client_updates @ slope, round.client_updates, round.num_samples)], 3)
     # A difference quotient with a step of 5 %.
-    np.testing.assert_allclose(
-        loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
-    )
+    np.testing.assert_allclose(loop.contributions["mine"].numpy(), expected, rtol=0.02)
 
 
 def test_gradient_agreement_refuses_balance_without_classes_and_wrong_shapes() -> None:

@@ -12,15 +12,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, InRunShapley
-from flsv.sampling import UniformSampler
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_sets
-from helpers.fits import assert_resumes, fit, vector
+from helpers.fits import fit, vector
 from helpers.loops_by_hand import (
     SEED,
     KeepsRounds,
@@ -69,15 +67,6 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     assert loop.channel.numbers([0], "up").tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
-def test_in_run_values_leave_training_bitwise_unchanged(tmp_path: Path) -> None:
-    plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
-    one = fit(plain, tmp_path, Plain(without_batch_norm()), in_run_data(), rounds=2)
-    two = Plain(without_batch_norm())
-    in_run_fit(in_run_loop(), tmp_path, two)
-    assert torch.equal(vector(one), vector(two))
-    assert not any(layer._forward_hooks for layer in two.modules())
-
-
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     class Liar(InRunValues):
         def report(self, local: Any) -> Any:
@@ -90,23 +79,18 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
 
-def test_clients_write_their_samples_values_into_own_files(tmp_path: Path) -> None:
-    loop = in_run_loop(reporting=Reporting(figures=1))
-    _, kept, _ = in_run_fit(loop, tmp_path, logger=True)
+def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(tmp_path: Path) -> None:
+    loop, module = in_run_loop(reporting=Reporting(figures=1)), Plain(without_batch_norm())
+    _, kept, _ = in_run_fit(loop, tmp_path, module, logger=True)
+    plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
+    without = fit(plain, tmp_path / "plain", Plain(without_batch_norm()), in_run_data(), rounds=2)
+    assert torch.equal(vector(module), vector(without))
+    assert not any(layer._forward_hooks for layer in module.modules())
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
         head, *lines = path.read_text().splitlines()
         assert head == "sample,value"
         assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
-
-
-def test_in_run_shapley_resumes_bitwise(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        loop = in_run_loop(2, sampler=UniformSampler(2))
-        return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley()})
-
-    whole = assert_resumes(make, tmp_path, lambda: Plain(without_batch_norm()), in_run_data)
-    assert whole.contributions["in_run"].isfinite().any()
 
 
 class Penalty(Plain):

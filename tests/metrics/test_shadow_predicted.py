@@ -1,6 +1,8 @@
 """ShadowShapley's predicted values: from outputs of plain fits of each client alone, by hand."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,60 +108,40 @@ def classes() -> Any:
     return Plain(network(batch_norm=False))
 
 
-#: A module, its data, options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
-CASES: dict[str, tuple[Any, Any, dict[str, Any], Any, bool]] = {
-    "accuracy": (classes, data, {}, lambda out, y: (out.argmax(-1) == y).double().mean(-1), True),
-    "negative loss": (
-        classes,
-        data,
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def each_by(metric: Any, out: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([metric.clone()(each, y) for each in out]).double()
+
+
+def hits(out: Tensor, y: Tensor) -> Tensor:
+    return (out.argmax(-1) == y).double()
+
+
+#: Options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
+OF_CLASSES: list[tuple[dict[str, Any], Score]] = [
+    ({}, lambda out, y: hits(out, y).mean(-1)),
+    (
         {"performance": "negative_loss"},
         lambda out, y: -torch.stack([nn.functional.cross_entropy(each, y) for each in out]).double(),
-        True,
     ),
-    "per class": (
-        classes,
-        data,
+    (
         {"per_class": True},
-        lambda out, y: torch.stack(
-            [(out.argmax(-1) == y)[:, y == label].double().mean(-1) for label in range(CLASSES)], 1
-        ),
-        True,
+        lambda out, y: torch.stack([hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)], 1),
     ),
-    "a torchmetrics metric": (
-        classes,
-        data,
-        {"performance": MulticlassF1Score(CLASSES)},
-        lambda out, y: torch.stack([MulticlassF1Score(CLASSES)(each, y) for each in out]).double(),
-        True,
-    ),
-    "probabilities": (
-        lambda: Probabilities(network(batch_norm=False)),
-        data,
-        {"performance": MulticlassF1Score(CLASSES)},
-        lambda out, y: torch.stack([MulticlassF1Score(CLASSES)(each, y) for each in out]).double(),
-        True,
-    ),
-    "a logit": (
-        lambda: OneNumber(True),
-        lambda: regression(True),
-        {"performance": BinaryAUROC()},
-        lambda out, y: torch.stack([BinaryAUROC()(each[:, 1] - each[:, 0], y.int()) for each in out]).double(),
-        True,
-    ),
-    "labels' log-probabilities": (
-        Adapted,
-        texts,
-        {"performance": MeanLogLikelihood()},
-        lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double(),
-        True,
-    ),
-    "a regression": (
-        lambda: OneNumber(False),
-        lambda: regression(False),
-        {"performance": MeanSquaredError()},
-        lambda out, y: -(out - y).square().mean(-1).double(),
-        False,
-    ),
+]
+F1 = ({"performance": MulticlassF1Score(CLASSES)}, partial(each_by, MulticlassF1Score(CLASSES)))
+AUROC = ({"performance": BinaryAUROC()}, lambda out, y: each_by(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()))
+LIKELIHOOD = ({"performance": MeanLogLikelihood()}, lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double())
+ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
+#: A module, its data, such measures, and whether outputs are logits.
+CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
+    "classes": (classes, data, OF_CLASSES, True),
+    "probabilities": (lambda: Probabilities(network(batch_norm=False)), data, [F1], True),
+    "a logit": (lambda: OneNumber(True), lambda: regression(True), [AUROC], True),
+    "labels' log-probabilities": (Adapted, texts, [LIKELIHOOD], True),
+    "a regression": (lambda: OneNumber(False), lambda: regression(False), [ERROR], False),
 }
 
 
@@ -173,9 +155,9 @@ def outputs_of(module: Any, x: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
 
 
-@pytest.mark.parametrize(("name", "uniform"), [*((name, False) for name in CASES), ("accuracy", True)])
+@pytest.mark.parametrize(("name", "uniform"), [*((name, False) for name in CASES), ("classes", True)])
 def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path: Path, name: str, uniform: bool) -> None:
-    make, make_data, options, score, logits = CASES[name]
+    make, make_data, measures, logits = CASES[name]
     aggregator, module = FedAvg("uniform" if uniform else "samples"), make()
     dealt = make_data()
     dealt.setup("fit")
@@ -188,16 +170,15 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path: Path,
     stacked = torch.stack(outputs)
     weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
 
-    def utility(outputs: Tensor) -> Tensor:
-        return score(outputs, y)
-
-    expected = predicted_shapley(trained, utility(stacked), stacked, weights, utility, logits=logits).values
-    federation = shadow_loop(ShadowShapley(**options), aggregator=aggregator)
+    metrics = {str(place): ShadowShapley(**options) for place, (options, _) in enumerate(measures)}
+    federation = FederatedLoop(metrics=metrics, aggregator=aggregator, seed=SEED, reporting=Reporting(table=False))
     fit(federation, tmp_path, module, make_data(), ROUNDS)
-    metric: Any = federation.metrics["shadow"]
-    found = metric.compute().double()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert (metric.errors > 0).all()
+    for place, (_, score) in enumerate(measures):
+        utility = partial(lambda outputs, score: score(outputs, y), score=score)
+        expected = predicted_shapley(trained, utility(stacked), stacked, weights, utility, logits=logits).values
+        metric: Any = federation.metrics[str(place)]
+        torch.testing.assert_close(metric.compute().double(), expected, rtol=1e-4, atol=1e-5)
+        assert (metric.errors > 0).all()
 
 
 def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Path) -> None:
@@ -238,14 +219,8 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     assert again["value"].tolist() == pytest.approx(whole.tolist(), abs=1e-6)
 
 
-def test_exact_values_are_not_predicted(tmp_path: Path) -> None:
-    federation = shadow_loop(ShadowShapley(coalitions="all"))
-    fit(federation, tmp_path, classes(), data(), rounds=1)
-    assert not list(tmp_path.rglob("*.pt"))
-
-
 def test_brackets_of_predicted_values_are_wider_by_what_the_two_predictions_differ_by(tmp_path: Path) -> None:
-    make, make_data, options, score, logits = CASES["accuracy"]
+    make, make_data, [(options, _), *_], logits = CASES["classes"]
     seen = list[Any]()
 
     class Kept(ShadowShapley):

@@ -5,37 +5,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from flsv import FederatedLoop, Reporting, metrics
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms import InRunValues
 from helpers.data import toy_data
 from helpers.fits import fit, vector
-from helpers.models import STEP_CASES, Plain, Stepped, mixup, network
-
-
-class Embedded(nn.Module):
-    """Words of the features' signs, the same width for all, and without the norms that a forward pass would change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(8, 4), nn.Linear(24, 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
-
+from helpers.models import STEP_CASES, Plain, network
 
 MODULES: dict[str, Callable[[], Any]] = {
-    "a generator of torch": STEP_CASES["a generator of torch"][0],
     "a generator of NumPy": STEP_CASES["a generator of NumPy"][0],
     "dropout": lambda: Plain(network(batch_norm=False, dropout=0.4)),
     "BatchNorm": Plain,
-    "embedding": lambda: Plain(Embedded()),
-    "mixup": lambda: Stepped(mixup(lambda m: np.random.beta(0.4, 0.4))),  # noqa: NPY002
 }
 #: What some need beside them.
 NEEDS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -200,15 +200,3 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     answers = [numbers for way, name, numbers in sent if (way, name) == ("up", "collaborate")]
     assert len(answers) == 3
     assert max(answers) <= 3
-
-
-@pytest.mark.filterwarnings("error:.*``compute`` method of metric")
-def test_pfedsv_fit_and_resume_compute_no_metric_before_its_first_update(tmp_path: Path) -> None:
-    loop, data = federation(), toy_data(drop_last=True, client_val=0.2)
-    fit(loop, tmp_path, data=data, rounds=1, enable_checkpointing=True)
-    (saved,) = tmp_path.rglob("*.ckpt")
-    again = federation()
-    fit(again, tmp_path, data=data, rounds=2, ckpt_path=saved)
-    assert again.contributions["relevance"].by_class is not None
-    with pytest.warns(UserWarning, match="compute"):  # a user who does is told
-        DomainRelevance(3).compute()

@@ -97,12 +97,6 @@ def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None
     GaussianPrivacy(clip=1.0, noise_multiplier=0.0).check(ParameterSpace(normed))
 
 
-@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, r"4\.377"), (0.0, "inf")])
-def test_privacy_budget_smaller_than_one_rounds_epsilon_is_refused(noise: float, epsilon: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"one round has epsilon = {epsilon} already. Raise noise_mul"):
-        GaussianPrivacy(clip=1.0, noise_multiplier=noise, max_epsilon=4.0)
-
-
 def plain() -> Plain:
     return Plain(network(batch_norm=False))
 

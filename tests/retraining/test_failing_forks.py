@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-import flsv
-from flsv import FederatedLoop, Reporting
-from flsv.functional import few_coalitions_shapley
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
-from helpers.fits import trainer_for, vector
-from helpers.hidden_state import MEMBERS, ROUNDS, SEED, Base, Kind, data, fitted, utility
+from helpers.fits import vector
+from helpers.hidden_state import MEMBERS, ROUNDS, Kind, fitted, utility
 from helpers.recorded import Recorded
 
 HELD = threading.Lock()
@@ -92,13 +89,3 @@ def test_both_reasons_are_named_where_the_fit_cannot_be_pickled_either(tmp_path:
         loop, _ = fitted(kind(Locked), tmp_path, metrics={"shadow": Recorded()})
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == ROUNDS
-
-
-@pytest.mark.slow
-def test_retrain_in_fresh_processes_has_the_values_of_plain_fits(tmp_path: Path, expected: list[float]) -> None:
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    trainer, dealt = trainer_for(loop, tmp_path, ROUNDS), data(kind().sets)
-    table = flsv.retrain(trainer, Base(), dealt, "all", metric="negative_loss", seeds=1)
-    masks = torch.tensor([[False] * 3, *([client in members for client in range(3)] for members in MEMBERS)])
-    game = torch.tensor([utility(Base()), *expected], dtype=torch.float64)
-    assert table["value"].tolist() == pytest.approx(few_coalitions_shapley(masks, game).values.tolist(), abs=1e-6)

@@ -16,7 +16,7 @@ from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
 from helpers.data import CLASSES
 from helpers.fits import trainer_for, vector
-from helpers.hidden_state import SEED, Base, Weak, data, entropy
+from helpers.hidden_state import SEED, Base, data, entropy
 from helpers.recorded import Recorded
 
 ROUNDS = 3
@@ -148,22 +148,17 @@ class CannotBeCopied(Logs):
 
 
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
-    "average, accuracy": (ValidatesWithAverage, "accuracy"),
     "average, outputs": (ValidatesWithAverage, "negative_loss"),
     "average, logged": (ValidatesWithAverage, "val_loss"),
     "temperature, outputs": (Temperature, "negative_loss"),
     "temperature, logged": (Temperature, "val_loss"),
     "temperature at the end": (TemperatureAtTheEnd, "negative_loss"),
     "offsets, outputs": (Offsets, "negative_loss"),
-    "offsets, logged": (Offsets, "val_loss"),
     "neighbours": (Neighbours, "val_knn"),
     "a registered buffer": (RegistersABuffer, "negative_loss"),
-    "a counter": (WarmsUp, "negative_loss"),
     "a diverging member": (Diverges, "negative_loss"),
     "a diverging member, logged": (Diverges, "val_loss"),
-    "no copy, outputs": (CannotBeCopied, "negative_loss"),
     "no copy, logged": (CannotBeCopied, "val_loss"),
-    "a weak reference, logged": (Weak, "val_loss"),
 }
 BY_VALIDATION = {"val_loss": "min", "val_knn": "max"}
 

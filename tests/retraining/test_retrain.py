@@ -27,7 +27,7 @@ from helpers.fits import trainer_for, vector
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
 
-@pytest.mark.parametrize("name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`", "a GRU"]))
+@pytest.mark.parametrize("name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`"]))
 def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
     module, loop = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False))

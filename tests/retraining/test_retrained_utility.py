@@ -15,7 +15,7 @@ from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data, toy_sets
-from helpers.fits import fit, trainer_for, vector
+from helpers.fits import trainer_for, vector
 from helpers.models import Plain, network
 
 Fits = list[list[int]]
@@ -35,26 +35,6 @@ def data() -> FederatedDataModule:
 
 def masks(*coalitions: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([[i in members for i in range(3)] for members in coalitions])
-
-
-@torch.no_grad()
-def score(module: L.LightningModule, data: FederatedDataModule) -> float:
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-    return -float(torch.nn.functional.cross_entropy(module.eval()(x), y))
-
-
-def test_retrained_utility_equals_the_score_of_the_coalitions_own_fit(tmp_path: Path) -> None:
-    module, fits = Plain(network()), Fits()
-    before = vector(module)
-    utility = RetrainedUtility(trainers(tmp_path, fits), module, data(), metric="negative_loss")
-    values = utility(masks((), (1,), (0, 2), (0, 1, 2)))
-    assert torch.equal(vector(module), before)
-    assert values[0].item() == pytest.approx(score(module, utility.data), rel=1e-5)
-    for value, members in zip(values[1:].tolist(), ([1], [0, 2], [0, 1, 2])):
-        mine = data()
-        loop = FederatedLoop(sampler=FixedCohort(members), seed=5)
-        alone = fit(loop, tmp_path, Plain(network()), mine, rounds=2, limit_val_batches=0)
-        assert value == pytest.approx(score(alone, mine), rel=1e-5)
 
 
 def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_path: Path) -> None:

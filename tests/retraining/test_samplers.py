@@ -1,8 +1,8 @@
 """With a sampler each coalition draws its own cohorts: against plain loops that draw and train by hand."""
 
 import copy
-import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, Reads, by_a_plain_loop, data, in_fresh_processes, shadow_loop
+from helpers.coalitions_by_hand import SEED, Hand, data, in_fresh_processes, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
 from helpers.recorded import Recorded
@@ -52,14 +52,14 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> dict[tuple[bool, ...], Tensor]:
-    """Each coalition's model, ``[P]``."""
-    found = {}
-    for mask in coalition_masks("all", 3).tolist():
-        members = [client for client in range(3) if mask[client]]
+def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
+    """Minus the validation loss of each coalition's model."""
+    found = []
+    for mask in coalition_masks("all", 3):
+        members = mask.nonzero()[:, 0].tolist()
         cohorts = [sorted(draw(members, index)) for index in range(rounds if members else 0)]
-        found[tuple(mask)] = by_a_plain_loop(start, members, cohorts)
-    return found
+        found.append(Hand(copy.deepcopy(start.net), start.make_optimizer).utility(members, cohorts))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -71,69 +71,35 @@ def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
     make, draw = SAMPLERS[name]
     if copied:
         in_fresh_processes(monkeypatch)
-    module = Reads(network(batch_norm=False, dropout=0.3), adam)
+    module = Plain(network(batch_norm=False, dropout=0.3), adam)
     start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
     plain = copy.deepcopy(module)
     trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
     without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
     assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
-    torch.testing.assert_close(metric.game.flatten(), game(start, by_hand(start, draw)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(metric.game.flatten(), by_hand(start, draw), rtol=0, atol=1e-5)
 
 
-def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
-    """Minus the validation loss of each model."""
-    dealt, found = data(), []
-    dealt.setup("fit")
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    for mask in coalition_masks("all", 3).tolist():
-        net = copy.deepcopy(start.net).double().eval()
-        torch.nn.utils.vector_to_parameters(models[tuple(mask)], net.parameters())
-        found.append(-float(torch.nn.functional.cross_entropy(net(x.double()), y)))
-    return torch.tensor(found, dtype=torch.float64)
-
-
-#: Options of the Trainer.
-OPTIONS: dict[str, Any] = {"plain": {}, "accumulation": {"accumulate_grad_batches": 3}}
-
-
-@pytest.mark.parametrize("way", OPTIONS)
 @pytest.mark.parametrize("name", slow_except(["coins"], ["two of three", "coins"]))
-def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str, way: str) -> None:
-    """Their last round's values, of which the metric's are the mean over three rounds. A client has three batches at
-    most, so that by an accumulation over three a client takes one step."""
+def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str) -> None:
+    """Their last round's values, of which the metric's are the mean over three rounds."""
     make, draw = SAMPLERS[name]
-    module, options = Plain(network(batch_norm=False)), OPTIONS[way]
+    module = Plain(network(batch_norm=False))
     loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
-    found = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
-                         metric="negative_loss")["value"]  # fmt: skip
-    everybody = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
-                             metric="negative_loss", participation="all")["value"]  # fmt: skip
-    start = copy.deepcopy(module)
-    trainer_for(loop, tmp_path, ROUNDS, **options).fit(module, data())
+    retrain = partial(flsv.retrain, module=module, data=data(), seeds=1, which="all", metric="negative_loss")
+    found = retrain(trainer_for(loop, tmp_path, ROUNDS))["value"]
+    everybody = retrain(trainer_for(loop, tmp_path, ROUNDS), participation="all")["value"]
+    start, masks = copy.deepcopy(module), coalition_masks("all", 3)
+    trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
     metric: Any = loop.metrics["shadow"]
     torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
-    if way == "plain":
-        for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
-            utilities = game(start, by_hand(start, cohorts))
-            expected = few_coalitions_shapley(coalition_masks("all", 3), utilities).values
-            torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
-        games = torch.stack([game(start, by_hand(start, draw, rounds)) for rounds in (2, 3, 4)], dim=1)
-        expected = few_coalitions_shapley(coalition_masks("all", 3), games).values.mean(1)
-        torch.testing.assert_close(loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_coalitions_use_the_learning_rate_of_their_round(tmp_path: Path) -> None:
-    """A scheduler has stepped to the next round's rate before a round ends."""
-    module = Plain(network(batch_norm=False), scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.3))
-    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=UniformSampler(2))
-    trainer = trainer_for(loop, tmp_path, ROUNDS)
-    found = flsv.retrain(trainer, module, data(), seeds=1, which="all", metric="negative_loss")["value"]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "flsv")
-        trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
-    metric: Any = loop.metrics["shadow"]
-    torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
+    for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
+        expected = few_coalitions_shapley(masks, by_hand(start, cohorts)).values
+        torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
+    games = torch.stack([by_hand(start, draw, rounds) for rounds in (2, 3, 4)], dim=1)
+    expected = few_coalitions_shapley(masks, games).values.mean(1)
+    torch.testing.assert_close(loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:

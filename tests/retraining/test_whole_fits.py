@@ -23,7 +23,7 @@ from flsv.retraining.whole_fits import WholeFits
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
-from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
+from helpers.coalition_kinds import KINDS, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data, in_fresh_processes
 from helpers.fits import trainer_for, vector
 from helpers.recorded import Recorded
@@ -31,10 +31,10 @@ from helpers.recorded import Recorded
 QUIET = Reporting(table=False)
 
 
-def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
+def fitted(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
     callbacks = [] if kind.callback is None else [kind.callback()]
-    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
     module = kind.module()
     trainer.fit(module, data())
     return loop, module
@@ -150,27 +150,13 @@ class Locked(L.Callback):
         self.lock = threading.Lock()
 
 
-class Fails(Clamps):
+class Fails(L.Callback):
     """Where client 0 is not there."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
         if loop.current_client == 1 and 0 not in loop.state.cohort:
             raise ZeroDivisionError("nobody there")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BatchNorm", "a GRU", "mixup by NumPy", "a callback that anneals an attribute"])
-def test_coalitions_in_fresh_processes_equal_those_by_forks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    kind, found = KINDS[name], list[Any]()
-    for way in (lambda _: None, in_fresh_processes):
-        way(monkeypatch)
-        loop, module = fitted(kind, tmp_path, {"shadow": ShadowShapley(coalitions="all", performance="negative_loss")})
-        found.append((loop.contributions["shadow"], vector(module)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(

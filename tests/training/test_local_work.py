@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv import FederatedLoop
-from flsv.aggregation import FedNova
 from flsv.cli import main
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
@@ -73,24 +72,6 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
         expected = round.global_vector + sum(share * model for share, model in zip(shares, models))
         torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
     assert len(aggregator.rounds) == 2
-
-
-@pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_fednova_divides_each_update_by_the_steps_of_its_client(tmp_path: Path, work: Any) -> None:
-    """Of SGD without momentum: with equal steps it is FedAvg."""
-
-    class Nova(FedNova):
-        def end_round(self, round: Round) -> None:
-            steps = torch.tensor([9, 9, 8] if work == UNEQUAL else [5, 5, 5])
-            shares = data.num_samples / data.num_samples.sum()
-            mean = sum(s * u / n for s, u, n in zip(shares, round.client_updates, steps))
-            expected = round.global_vector + (shares * steps).sum() * mean
-            torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
-            seen.append(round.num_steps.tolist() == steps.tolist())
-
-    data, seen = toy_data(SIZES), []
-    fit(FederatedLoop(Nova(), local_epochs=work, seed=SEED), tmp_path, Plainest(SGD), data, rounds=2)
-    assert seen == [True, True]
 
 
 class Decays(Plainest):

@@ -100,7 +100,6 @@ def alone(module: Scheduled, client: int, folder: Path, **kwargs: Any) -> list[t
 
 KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
     "linear": (lambda: Scheduled(linear), {}),
-    "one cycle": (lambda: Scheduled(one_cycle), {}),
     "warm, then cosine": (lambda: Scheduled(warm_then_cosine), {}),
     "every second step": (lambda: Scheduled(linear, frequency=2), {}),
     "accumulation": (lambda: Scheduled(linear), {"accumulate_grad_batches": 2}),
@@ -265,7 +264,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path: 
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
-@pytest.mark.parametrize(("kind", "within"), [("one cycle", False), ("by hand", True)])
+@pytest.mark.parametrize(("kind", "within"), [("limited", False), ("by hand", True)])
 def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: bool) -> None:
     make, _ = KINDS[kind]
     whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)

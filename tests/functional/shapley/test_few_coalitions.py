@@ -5,12 +5,7 @@ import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
 from torch import Tensor
 
-from flsv.functional import (
-    exact_shapley,
-    few_coalitions,
-    few_coalitions_shapley,
-    interval_over_seeds,
-)
+from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
 

@@ -5,9 +5,7 @@ import pytest
 import torch
 from functional.shapley.games import rng
 
-from flsv.functional import (
-    importance_probabilities,
-)
+from flsv.functional import importance_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 

@@ -5,10 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.functional import (
-    exact_shapley,
-    knn_shapley,
-)
+from flsv.functional import exact_shapley, knn_shapley
 
 
 @pytest.mark.parametrize("m", [1, 2, 7])

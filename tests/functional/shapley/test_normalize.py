@@ -6,9 +6,7 @@ import pytest
 import torch
 from functional.shapley.games import rng
 
-from flsv.functional import (
-    normalize_shapley,
-)
+from flsv.functional import normalize_shapley
 
 NAN = float("nan")
 

@@ -110,13 +110,6 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
     torch.testing.assert_close(moved.values, found.values[order], rtol=0, atol=1e-12)
 
 
-def test_duplicates_have_one_value():
-    trained, outputs, sizes, accuracy = a_federation(4)
-    outputs[3], sizes[1] = outputs[2], sizes[0]  # rows: nobody, all, client 0, client 1, ...
-    found = predicted_shapley(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
-    torch.testing.assert_close(found.values[0], found.values[1], rtol=0, atol=1e-12)
-
-
 def test_larger_logits_of_one_client_change_little():
     """A last layer times a thousand changes no score of its model: its logits count as 1.5 times the median's."""
     trained, outputs, sizes, accuracy = a_federation(5)

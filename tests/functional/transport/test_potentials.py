@@ -10,15 +10,8 @@ from functional.transport.samples import blobs, labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
-from flsv.functional import (
-    calibrated_gradient,
-    client_values,
-    direct_values,
-    label_augmented_cost,
-    label_embedding,
-)
+from flsv.functional import calibrated_gradient, client_values, direct_values, label_augmented_cost, label_embedding
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
-from flsv.utilities.errors import ConfigurationError
 
 
 def debiased(x: Tensor, x2: Tensor, blur: float, y: Tensor | None = None, y2: Tensor | None = None) -> Tensor:
@@ -94,11 +87,6 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
-def test_cost_matrix_larger_than_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="random parts of at most"):
-        entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)
-
-
 def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
     parts = {part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
@@ -119,9 +107,3 @@ def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
     torch.testing.assert_close(client_values(x, None, x2), unlabeled)
     torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabeled)
     assert torch.equal(direct_values(x, y, x2, None), unlabeled)
-
-
-def test_one_sample_and_absent_classes_have_finite_values() -> None:
-    x, y = labeled(0)
-    assert direct_values(x[:1], y[:1], x, y).tolist() == [0.0]
-    assert direct_values(x, y, x[y == 0], y[y == 0]).isfinite().all()

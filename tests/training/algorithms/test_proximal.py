@@ -1,4 +1,4 @@
-"""FedProx's gradient against autograd's, and its anchors; MoreauSGD by hand, and what the server averages."""
+"""FedProx's anchors, and what pFedMe's server averages; their steps are in tests/replay."""
 
 from functools import partial
 from pathlib import Path
@@ -6,38 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg
-from flsv.core import FederationState, Instruction, LocalData, Round
-from flsv.core.parameter_space import ParameterSpace
+from flsv.core import FederationState, Round
 from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
-from flsv.training.algorithms import ClientContext, FedProx, MoreauSGD
+from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
-
-
-@pytest.mark.parametrize("sent", [True, False])
-def test_fedprox_gradient_equals_that_of_the_proximal_term(sent: bool) -> None:
-    module = nn.ParameterList([torch.randn(3, 2), torch.randn(4)])
-    space = ParameterSpace(module)
-    start, anchor = torch.randn(2, space.size)
-    # Without an anchor from the server, it is the model that the client starts from.
-    instruction = Instruction(0, 0, 0, start, {"anchor": anchor} if sent else {})
-    count = torch.ones(2, dtype=torch.long)
-    local = LocalData("client 0", lambda split: [], count, count, guarded=False)
-    context = ClientContext(module, space, instruction, local, start)
-    w, anchors = list(module), space.unflatten(anchor if sent else start).values()
-    gradients = [torch.randn(3, 2), torch.randn(4)]
-    before = [g.clone() for g in gradients]
-    term = 0.7 / 2 * sum(((p - a) ** 2).sum() for p, a in zip(w, anchors))
-    expected = torch.autograd.grad(term, w)
-    FedProx(mu=0.7).gradients(context, w, gradients)
-    for got, own, added in zip(gradients, before, expected):
-        torch.testing.assert_close(got, own + added)
 
 
 @pytest.mark.parametrize("anchor", ["start", "global"])
@@ -58,53 +36,18 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: 
     fit(loop, tmp_path, module, rounds=2)
 
 
-def test_moreau_sgd_step_with_defaults_equals_that_by_hand() -> None:
-    """f = theta^2 / 2 from w = 1: theta goes to 15/16, its distance times 1 - 0.09 (1 + 15) = -0.44 in every step."""
-    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
-    optimizer = MoreauSGD([parameter])
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (parameter**2 / 2).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    theta = 15 / 16 + (-0.44) ** 5 / 16
-    assert parameter.item() == pytest.approx(theta, rel=1e-12)
-    optimizer.upload_parameters()
-    assert parameter.item() == pytest.approx(1 - 0.005 * 15 * (1 - theta), rel=1e-12)  # 0.075 of the way
-
-
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
-    rounds = []
-
-    class Watched(FedAvg):
-        def aggregate(self, round: Any, contributions: Any) -> Any:
-            rounds.append((round.global_vector.clone(), round.client_vectors.clone()))
-            return super().aggregate(round, contributions)
-
-    loop = FederatedLoop(Watched("uniform"), evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
+    kept = KeepsRounds(weighting="uniform")
+    loop = FederatedLoop(kept, evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
     moreau = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False), moreau), rounds=2)
-    start, sent = rounds[-1]
+    start, sent = kept.rounds[-1].global_vector, kept.rounds[-1].client_vectors
     torch.testing.assert_close(loop.space.read(module), sent.mean(0))
     for client, theta in loop.trained.items():
         # w has moved towards theta, and is not there: theta was another one before the last batch.
         assert not torch.allclose(theta, sent[client])
         assert torch.dot(theta - start, sent[client] - start) > 0
     assert loop.client_accuracy.mean() > 0.4
-
-
-def test_moreau_sgd_restarts_w_in_every_round(tmp_path: Path) -> None:
-    """With lamda outer_lr = 1, w is theta: the round is K SGD steps per batch that start at w."""
-    vectors = []
-    for optimizer in (MoreauSGD, torch.optim.SGD):
-        own = {"outer_lr": 0.25, "lamda": 4.0, "inner_steps": 1} if optimizer is MoreauSGD else {}
-        loop = FederatedLoop(FedAvg("uniform"), local_epochs=2, seed=3)
-        module = fit(loop, tmp_path, Plain(network(batch_norm=False), partial(optimizer, lr=0.1, **own)), rounds=3)
-        vectors.append(loop.space.read(module))
-    torch.testing.assert_close(*vectors)
 
 
 def test_moreau_sgd_with_wrong_arguments_raises() -> None:
