@@ -47,7 +47,7 @@ def repeat(
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Run a federation with several seeds; return a table with the columns ``HEADER`` of the reader, and its file."""
+    """Run a federation with several seeds; return its :func:`flsv.report.reading.seed_summary`, and the file of it."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, "--seed_everything=0", *QUIET], run=False, quiet=True)
