@@ -135,12 +135,12 @@ def costs(
     return known
 
 
-def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the width of the t-interval of a metric's mean rank correlation."""
+def _interval(runs: DataFrame) -> float:
+    """Compute half the 90 % t-interval's width of a metric's mean rank correlation."""
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():
         return NAN
     variances = spreads.fillna(spreads.mean()) / counts
     freedom = int((counts - 1).sum())
-    return float(stats.t.ppf((1 + level) / 2, freedom) * variances.sum() ** 0.5 / len(counts))
+    return float(stats.t.ppf(0.95, freedom) * variances.sum() ** 0.5 / len(counts))

@@ -73,8 +73,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     """Return the path of the newest checkpoint (``"last"``), or of its run's best one (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
-    own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
-    patterns += [(Path(folder), "*.ckpt") for folder in own if folder is not None]
+    patterns += [(folder, "*.ckpt") for folder in checkpoint_folders(trainer)]
     found = [path for folder, pattern in patterns for path in folder.glob(pattern)]
     if not found:
         where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
@@ -90,6 +89,12 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
             "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
         )
     return best
+
+
+def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
+    """Return the folders into which the trainer's callbacks save checkpoints."""
+    own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
+    return [Path(folder) for folder in own if folder is not None]
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
+from flsv.cli.checkpoints import WritePredictions, checkpoint_folders, default_checkpoints, find_checkpoint
 from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
@@ -157,7 +157,8 @@ class FederatedCLI(LightningCLI):
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
                 if not self.loop.reporting.table:
                     self.say_where(1)
-                print("Go on:   the same command with --ckpt_path last", flush=True)
+                if any(list(folder.glob("*.ckpt")) for folder in checkpoint_folders(self.trainer)):
+                    print("Go on:   the same command with --ckpt_path last", flush=True)
             raise stop from None
 
     def say_where(self, lines: int | None = None) -> None:

@@ -5,9 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-
-# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
-# training of adapters such as LoRA.
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -266,6 +263,8 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
         )
 
 
+# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
+# training of adapters such as LoRA.
 Share = str | list[str] | Callable[[str, Tensor], bool]
 """The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
 tensor that returns whether it is shared.

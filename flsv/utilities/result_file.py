@@ -51,6 +51,11 @@ class ResultFile:
         if len(lines) < heads:
             return
         self.rows = [row for _, row in read_rows(path, columns, skip=heads - 1)]
+        if lines[heads - 1] != (head := csv_text([list(columns)]).decode().strip()):  # rows to come would not fit
+            raise ConfigurationError(
+                f"{path} has the columns {lines[heads - 1]}: expected {head}. Move the file away, or name another "
+                "folder."
+            )
         self._begun = True
         if not path.read_bytes().endswith(b"\n"):
             self._drop_last(lines, heads, list(columns)[:key])

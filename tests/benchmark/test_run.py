@@ -141,3 +141,9 @@ def test_metric_with_a_truncated_last_row_is_run_again(tmp_path: Path) -> None:
     read = BenchResults(tmp_path)
     assert read.values["small", 0, "size"].tolist() == [1]
     assert read.values["small", 1, "shadow"].tolist() == pytest.approx([1, float("nan")], nan_ok=True)
+
+
+def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(tmp_path: Path) -> None:
+    (tmp_path / "values.csv").write_text("federation,seed,metric,client,value,low,high,identity\nsmall,0,size,0,1,,,\n")
+    with pytest.raises(ConfigurationError, match="value,low,high,identity: expected .*value,identity. Move the file"):
+        BenchResults(tmp_path)

@@ -347,7 +347,7 @@ class GhostProducts:
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
-        """Remove the hooks until :attr:`samples` is set again."""
+        """Remove the hooks until the next :meth:`watch`."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
