@@ -158,12 +158,9 @@ def _leave_out(quiet: bool) -> None:
     warnings.formatwarning = _format_warning
 
 
-def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
+def _format_warning(message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> str:
     """Format a warning as one line, without its place in the code if it is a UserWarning."""
-    place = f"{filename}:{lineno}: {category.__name__}: "
-    return f"{'warning: ' if category is UserWarning else place}{message}\n"
+    return f"{'warning' if category is UserWarning else f'{filename}:{lineno}: {category.__name__}'}: {message}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:

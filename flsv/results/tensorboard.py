@@ -69,7 +69,9 @@ class TensorBoard(Sink):
         if first_round:
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
             kept = _over_batches(self._folder, first_round)
-            _wait_past(self._folder)
+            # Until a new event file's name sorts after those that are there.
+            taken = [int(path.name.split(".")[3]) for path in self._folder.rglob("events.out.tfevents.*")]
+            time.sleep(max(0, max(taken, default=0) + 1 - time.time()))
             start = SessionLog(status=SessionLog.START)
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
                 self._writer._get_file_writer().add_event(event, first_round)
@@ -197,12 +199,6 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
             elif event.HasField("summary") and index < first_round:
                 found.append((index, event))
     return sorted(((of, each) for of, each in found if each.step >= first_round), key=itemgetter(0))
-
-
-def _wait_past(folder: Path) -> None:
-    """Wait up to a second, until a new event file's name sorts after those in ``folder``."""
-    seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
-    time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
 
 def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:

@@ -304,16 +304,12 @@ def sides_are_apart(case: FitCase) -> None:
     if not own:
         return
     server, client = (case.taken(case.make()) for _ in range(2))
-    sides = {name: partialmethod(_at_client, getattr(client, name)) for name in own}
+    sides = {name: partialmethod(lambda _, method, *args: method(*args), getattr(client, name)) for name in own}
     # Named like a local class, so that the command line does not confuse it with a class of the same short name.
     named = {"__module__": kind.__module__, "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}"}
     server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
     apart = case.fit(case.make(**{case.role: server}))
     expect_same(apart.results(), case.uninterrupted.results())
-
-
-def _at_client(server: Any, method: Any, *args: Any) -> Any:
-    return method(*args)
 
 
 IN_A_FIT = (

@@ -186,9 +186,7 @@ def supervise_by_joblib(
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
 
 
-def _at_worker(
-    name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
-) -> tuple[Name, Any]:
+def _at_worker(name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str) -> Any:
     # What others run in this worker keeps its path and folder.
     (found,) = supervise([(name, _command(partial(_there, folder, task), path))], 1, limit_s)
     return found
