@@ -294,8 +294,9 @@ def alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
     pipe.send((utility(module), state))
 
 
-def serve(names: Any) -> None:
-    """In a process that trains nothing itself, until the names end."""
+def serve(names: Any, other_end: Any) -> None:
+    """In a process that trains nothing itself, until the names or the other process end."""
+    other_end.close()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     fork = multiprocessing.get_context("fork")

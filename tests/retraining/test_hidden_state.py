@@ -24,7 +24,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     """Asks a process that has trained no kind for each coalition's utility, and for the model of a run without
     metrics."""
     ours, theirs = multiprocessing.Pipe()
-    process = Forked(tmp_path_factory.mktemp("alone"), serve, theirs)
+    process = Forked(tmp_path_factory.mktemp("alone"), serve, theirs, ours)
     theirs.close()
 
     @functools.cache  # two tests ask for each kind
