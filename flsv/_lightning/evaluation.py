@@ -93,7 +93,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
-    """Update the metric ``counts`` with the module's outputs and the labels."""
+    """Update the metric ``counts`` with the labels of all batches and the outputs of the trainer's module."""
     module = trainer.lightning_module
     counts.to(module.device)
     with evaluating(module), trainer.strategy.precision_plugin.forward_context():
@@ -177,7 +177,8 @@ class ValidationRun:
         return values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield the arguments of ``validation_step`` for each batch. The caller calls it."""
+        """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
+        None for a single loader."""
         self.module.on_validation_model_eval()
         plugin, several = self._stand_in.precision_plugin, len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
@@ -220,7 +221,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Return a shallow copy of the trainer without callbacks and loggers. It serves a ``module`` under evaluation."""
+    """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)

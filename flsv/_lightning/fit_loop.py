@@ -49,7 +49,7 @@ class FederatedFitLoop(_FitLoop):
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
     def begin(self, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
-        """Begin the fit. ``begin`` and ``end`` are called around each batch of a client."""
+        """Begin the fit. Call ``begin(batch)`` before and ``end(loss)`` after each batch of a client."""
         trainer, epoch = self.trainer, self.epoch_loop  # type: Any, Any
         self.remember()
         own = LambdaCallback(
@@ -104,7 +104,8 @@ class FederatedFitLoop(_FitLoop):
         self.after_fit()
 
     def train_epoch(self, last: bool = True, idle: bool = False) -> None:
-        """Train on all batches that the train dataloader yields now. ``last``: it is the round's last client."""
+        """Train on all batches that the train dataloader yields now. ``last``: it is the round's last epoch. ``idle``:
+        they are :class:`IdleBatch` only."""
         self._last, self._idle = last, idle
         # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
         trainer, fetcher = self.trainer, self._data_fetcher  # type: Any, Any
@@ -141,7 +142,7 @@ class FederatedFitLoop(_FitLoop):
         return loop
 
     def copy_states(self, own: L.Callback) -> None:
-        """Store the states of optimizers, schedulers and callbacks before a round's hooks, without ``own``."""
+        """Store the states of optimizers, schedulers and callbacks, except ``own``, before a round's hooks."""
         trainer: Any = self.trainer
         # What is written to files, and the time that has passed, is not undone with the round.
         rewound = [each for each in trainer.callbacks if each is not own and not isinstance(each, Checkpoint | Timer)]

@@ -20,7 +20,7 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Temporary changes of objects' attributes."""
+    """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` undoes."""
 
     def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
         # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
@@ -32,7 +32,6 @@ class PatchedAttributes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Restore the former values of all attributes."""
         for owner, name, value in self._before:
             if value is _CLASS:
                 delattr(owner, name)
@@ -114,7 +113,8 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
-    """Return a patch ``(object, name, value)`` that computes a Trainer's properties by ``answers`` where not None."""
+    """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``answers``,
+    except where they return None."""
     kind = type(trainer)
 
     def answered(name: str, answer: Callable[[], Any]) -> property:

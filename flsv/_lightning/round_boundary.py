@@ -189,14 +189,16 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def install(trainer: L.Trainer, check: Check) -> None:
-    """Replace Lightning's default checkpoint plugin, but no plugin of the user."""
+    """Replace Lightning's default checkpoint plugin, but no plugin of the user, by one that calls ``check`` on what it
+    reads."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
 def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
-    """Mark a checkpoint as invalid. A warning is then shown instead of writing it."""
+    """Mark a checkpoint as invalid, since the round ``failed`` has failed. A warning is then shown instead of writing
+    it."""
     why = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
         "on from there. Resume from an earlier checkpoint."

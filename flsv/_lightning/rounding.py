@@ -32,27 +32,29 @@ class Rounding(NamedTuple):
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:
-        """Change every entry of the model ``start [P]`` at random, by about a rounding error."""
+        """Return the model ``start [P]`` with every entry changed at random, by about a rounding error."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
         noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
         return start * (1 + max(NUDGE, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
-        """Return the largest distance that rounding can cause, given a training from :meth:`nudged` weights."""
+        """Return the largest distance that rounding can cause between trained models. ``nudged`` is trained from
+        :meth:`nudged` weights, ``trained`` from ``start``."""
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 
     def apart(
-        self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
+        self, model: Tensor, reference: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
     ) -> float | None:
-        """Return the relative distance of two models that should be equal. None: rounding explains it."""
-        mine, real, start = mine.double(), real.double(), start.double()
-        if not real.isfinite().all():
-            return None if mine.isfinite().equal(real.isfinite()) else 1.0
-        apart, way = (mine - real).norm(), (real - start).norm()
+        """Return the distance of two models that should be equal, relative to the reference's from ``start``. None:
+        rounding explains it. ``nudged()`` returns how training moves :meth:`nudged` weights, if known."""
+        model, reference, start = model.double(), reference.double(), start.double()
+        if not reference.isfinite().all():
+            return None if model.isfinite().equal(reference.isfinite()) else 1.0
+        apart, way = (model - reference).norm(), (reference - start).norm()
         if apart <= max(self.run * way, LENGTH * start.norm()):
             return None
         other = nudged()
-        if other is not None and apart <= FACTOR * ((mine - start) - other.double()).norm():
+        if other is not None and apart <= FACTOR * ((model - start) - other.double()).norm():
             return None
         return float(apart / way.clamp(min=1e-12))
 

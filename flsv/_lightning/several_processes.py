@@ -40,7 +40,6 @@ class LoggedValues:
         )
 
     def remove(self) -> None:
-        """Restore Lightning's own methods."""
         self._patches.restore()
 
     def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
@@ -147,7 +146,7 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """Placeholder for a round's batches that this Trainer's loop does not train."""
+    """Placeholder for the batches of a round that are trained outside of this Trainer's loop."""
 
     visits: Sequence[Any] = ()
 

@@ -43,7 +43,7 @@ Split = Literal["train", "val", "test"]
 
 
 class ModelScores(Protocol):
-    """Protocol of the scores of several models, one number per model in ``value``."""
+    """Protocol of the scores of K models. ``value(metric)`` returns ``[K]``."""
 
     def value(self, metric: Any) -> Tensor: ...
 
@@ -185,7 +185,8 @@ class LocalData:
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's initial, trained and sent model ``[P]``, and this client's attack ``tell``."""
+        """Set this round's initial, trained and sent models ``[P]``, and the attack ``tell`` on the numbers that this
+        client reports."""
         # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
         # `tell` if the client reports true numbers.
         self._start, self._model, self._sent = start, model, model if sent is None else sent
@@ -222,9 +223,8 @@ class LocalData:
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
-        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. ``keep``: store
-        their outputs."""
-        # `value("accuracy")` of the result returns [K]. With `keep` it holds the models' outputs, too.
+        """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. With ``keep``
+        the result holds the models' outputs, too."""
         evaluate = self._classifiers(split)
         return evaluate(vectors, keep=True) if keep else evaluate(vectors)
 

@@ -325,7 +325,8 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn if the global model lacks trained entries, or averages both factors of LoRA."""
+    """Warn if the global model lacks trained entries, or averages both factors of LoRA. ``evaluated``: clients' own
+    models are scored."""
     if kept := space.kept_names:
         hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(

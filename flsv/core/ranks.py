@@ -11,8 +11,8 @@ from torch import Tensor
 class Ranks:
     """Communication among the processes (ranks) of a federation, here for a single one.
 
-    All ranks must call the same methods in the same order. The argument ``about`` is a name of the exchange. If two
-    ranks pass different names, they are out of step, and an error is raised.
+    All ranks must call the same methods in the same order. If two ranks pass different ``exchange_name``, they are out
+    of step, and an error is raised.
 
     Attributes:
         rank: this process's number, from 0.
@@ -27,15 +27,15 @@ class Ranks:
     rank, size = 0, 1
     aborted = False
 
-    def all_gather(self, value: Any, about: str) -> list[Any]:
-        """Return all ranks' values in their order, this rank's own without a copy."""
+    def all_gather(self, value: Any, exchange_name: str) -> list[Any]:
+        """Return the list of all ranks' values, this rank's own without a copy."""
         return [value]
 
-    def broadcast(self, source: int, value: Any, about: str) -> Any:
+    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
         """Return the ``value`` of rank ``source`` on every rank."""
         return value
 
-    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
+    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], exchange_name: str) -> None:
         """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
 
     def abort(self, why: str) -> None:
@@ -46,7 +46,8 @@ ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy."""
+    """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy.
+    ``fixed``: tasks assigned already, ``{task: worker}``."""
     given, loads = dict(fixed or {}), [0.0] * size
     for piece, who in given.items():
         loads[who] += costs[piece]

@@ -398,7 +398,7 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return each client's initial model ``[P]``. A client in ``starts`` is asked for its own."""
+    """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers, and return all models."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]

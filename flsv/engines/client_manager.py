@@ -135,7 +135,7 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Check on one batch that a trainer's module returns logits. ``asking`` names what needs them."""
+    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
     module = trainer.lightning_module
     with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
         try:

@@ -86,10 +86,12 @@ class Engine:
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError if this engine cannot provide the round's ``fields`` that metrics read."""
+        """Raise ConfigurationError unless this engine can provide ``fields``, the round's attributes by metric and
+        argument, and let clients evaluate models for the metrics ``evaluating``."""
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make the object that scores coalitions' models by each metric's performance measure, if any."""
+        """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
+        evaluations that clients will run for the metrics ``evaluating``."""
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
         judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
@@ -116,18 +118,18 @@ class Engine:
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
-    def _try_evaluations(self, asking: Sequence[Any]) -> None:
-        """Try on the first client the evaluations that clients will run for metrics."""
+    def _try_evaluations(self, components: Sequence[Any]) -> None:
+        """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
         if every := self._config.evaluation.every:
             test = self.data.client_loader(0, "test", shuffle=False)
             try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
-        for asks in asking:
-            performance = getattr(asks, "performance", None)
+        for component in components:
+            performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
                 self.manager.any_task(0, "val", performance)
-            elif asks.evaluates:
+            elif component.evaluates:
                 train = self.data.client_loader(0, "train", shuffle=False)
-                try_forward(self.trainer, train, self.data.num_classes, type(asks).__name__)
+                try_forward(self.trainer, train, self.data.num_classes, type(component).__name__)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""
@@ -268,7 +270,7 @@ class Engine:
         self.store.commit()
 
     def settle(self) -> None:
-        """Do the work that must wait until the next round's cohort is drawn."""
+        """Do the work that an engine must delay until the next round's cohort is drawn, if any."""
 
     def discard(self) -> bool:
         """Forget an unfinished round, and return whether there was one."""
@@ -288,7 +290,8 @@ class Engine:
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score each client's own model on its test split: ``{score: [n]}``. ``instruct`` gives the models."""
+        """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns clients'
+        instructions, on which these models depend."""
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**Engine.received(self, instruct), **trained}
@@ -348,7 +351,6 @@ class Engine:
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        """Make the loader of the given clients' batches in the current round."""
         return CohortLoader(
             self.data,
             clients,
@@ -375,7 +377,7 @@ class IdleEngine(Engine):
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
-    """Say which client trained when an error happened, and in which round.
+    """Describe, for an error message, which client trained in which round.
 
     Example:
         >>> where(None, 5)

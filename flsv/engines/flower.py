@@ -65,12 +65,10 @@ class GridTransport:
         self._grid = grid
 
     def present(self) -> dict[int, str]:
-        """Return ``{node id: name}`` of the connected nodes."""
         # `flwr supernode register KEY --name NAME` sets the names.
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets by node id, and yield replies, or the reasons for their absence."""
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)

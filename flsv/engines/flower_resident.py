@@ -86,9 +86,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
 
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
-    """Answer a message in this process. Return the reply, the app's state and None."""
-    # After an error these are None, None and the error's class. Its text may hold samples, and must not reach the
-    # server.
+    """Let the app answer a message in this process. Return ``(reply, app's state, None)``, or ``(None, None, text)``
+    after an error."""
+    # The text has only the error's class: the error's own text may hold samples, and must not reach the server.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module, _, name = app.partition(":")
     try:

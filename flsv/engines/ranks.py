@@ -65,39 +65,39 @@ class RankGroup(Ranks):
         # Rank 0 serves `store`, at which the ranks have met.
         self._group, self._device, self._store = group, device, store
 
-    def all_gather(self, value: Any, about: str) -> list[Any]:
-        return [self.broadcast(rank, value, about) for rank in range(self.size)]
+    def all_gather(self, value: Any, exchange_name: str) -> list[Any]:
+        return [self.broadcast(rank, value, exchange_name) for rank in range(self.size)]
 
-    def broadcast(self, source: int, value: Any, about: str) -> Any:
-        data = _packed((about, value)) if source == self.rank else torch.empty(0, dtype=torch.uint8)
+    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+        data = _packed((exchange_name, value)) if source == self.rank else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)])
-        self.broadcast_rows([length], [source], about)
+        self.broadcast_rows([length], [source], exchange_name)
         data = data if source == self.rank else data.new_empty(int(length))
-        self.broadcast_rows([data], [source], about)
+        self.broadcast_rows([data], [source], exchange_name)
         if source == self.rank:
             return value
         theirs, found = torch.load(io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False)
-        if theirs != about:
+        if theirs != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
-                f"ranks are out of step: rank {source} is at {theirs!r}, rank {self.rank} at {about!r}. Something that "
-                "all do alike was done by some only, such as a checkpoint saved under `if is_global_zero`, or depends "
-                "on a rank's own clock or random numbers."
+                f"ranks are out of step: rank {source} is at {theirs!r}, rank {self.rank} at {exchange_name!r}. "
+                "Something that all do alike was done by some only, such as a checkpoint saved under `if "
+                "is_global_zero`, or depends on a rank's own clock or random numbers."
             )
         return found
 
-    def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
+    def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], exchange_name: str) -> None:
         if self.aborted:
-            raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
+            raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {exchange_name}.")
         there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
             for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
         except RuntimeError as error:
-            self.abort(f"another rank is gone ({about})")
+            self.abort(f"another rank is gone ({exchange_name})")
             raise RuntimeError(
-                f"rank {self.rank} of {self.size} cannot go on ({about}): another rank is gone, or does not come; its "
-                f"message says more ({error}). Start again from the last checkpoint, on any number of ranks."
+                f"rank {self.rank} of {self.size} cannot go on ({exchange_name}): another rank is gone, or does not "
+                f"come; its message says more ({error}). Start again from the last checkpoint, on any number of ranks."
             ) from error
         for row, sent, owner in zip(matrix, there, owners):
             if sent is not row and owner != self.rank:
@@ -164,10 +164,10 @@ class FederatedStrategy(ParallelStrategy):
     """Strategy that spreads each cohort's clients over processes. Use it as ``Trainer(strategy="federated",
     devices=4)``.
 
-    ``devices`` and ``num_nodes`` have the same meaning as for DDP, and processes are started as for DDP: by the script
-    itself, by ``torchrun``, or by SLURM. Within a round every rank (process) runs the ordinary training loop on its own
-    clients. After the training of all clients the ranks exchange the updates, and each rank computes the same server
-    step. On CPUs, results are bitwise those of one process with as many threads (``docs/scaling.md``).
+    ``devices``, ``num_nodes`` and the start of processes (by the script itself, ``torchrun`` or SLURM) are as for DDP.
+    Within a round every rank (process) runs the ordinary training loop on its own clients. After their training the
+    ranks exchange the updates, and each rank computes the same server step. On CPUs, results are bitwise those of one
+    process with as many threads (``docs/scaling.md``).
 
     Lightning and torchmetrics see a single process (``world_size`` is 1), since a client trains alone. The ranks'
     process group is not torch's default process group.

@@ -100,7 +100,7 @@ class SeveralRanks(Engine):
     def _exchange(self) -> None:
         """Exchange updates, so that each rank holds the updates of the whole cohort."""
         ranks, keep_trained = self.ranks, self._config.evaluation.keeps
-        about, device = f"the updates of round {self._state.round_index}", self._matrix.device
+        exchange_name, device = f"the updates of round {self._state.round_index}", self._matrix.device
         own = counts_so_far(self.trainer) - self._counted
         own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
         rows, trained = self._vectors(), super().trained() if keep_trained else {}
@@ -113,8 +113,8 @@ class SeveralRanks(Engine):
             "counted": Counted() if self._idle() else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
-        parts = ranks.all_gather(told, about)
-        self._take_all(parts, about)
+        parts = ranks.all_gather(told, exchange_name)
+        self._take_all(parts, exchange_name)
         if keep_trained:
             self._all_trained = self._vectors()
             for part in parts:
@@ -129,8 +129,8 @@ class SeveralRanks(Engine):
         """Return ``{client id: model [P]}`` of the updates on this rank."""
         return {update.client_id: update.vector for update in self.updates}
 
-    def _take_all(self, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Replace this rank's updates by ``parts``, those of all ranks, in the cohort's order."""
+    def _take_all(self, parts: Sequence[Mapping[str, Any]], exchange_name: str) -> None:
+        """Replace this rank's updates by those of all ranks, ``parts``, in the cohort's order."""
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._clients if client in told]
         owners = [told[client][0] for client in clients]
@@ -138,7 +138,7 @@ class SeveralRanks(Engine):
         rows = dict(zip(clients, matrix))
         for client, vector in self._vectors().items():
             rows[client].copy_(vector)
-        self.ranks.broadcast_rows(matrix, owners, about)
+        self.ranks.broadcast_rows(matrix, owners, exchange_name)
         self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
         self._matrix = matrix
         self.broken = [client for client in self._clients if any(client in part["broken"] for part in parts)]
@@ -188,23 +188,14 @@ class SeveralRanks(Engine):
             if self.ranks.rank == 0:
                 self._kept = _together(parts)
 
-    def _exchange_logged(self, value: Any, about: str) -> list[Any]:
+    def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
-        return [value] if self.discarded else self.ranks.all_gather(value, about)
+        return [value] if self.discarded else self.ranks.all_gather(value, exchange_name)
 
 
 def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
-    """Check that all ranks have computed the same global model, weights and metrics.
-
-    Args:
-        ranks: the processes.
-        round: the round.
-        model: ``[P]``, the next global model.
-        contributions: the metrics' values by name.
-
-    Raises:
-        RuntimeError: two ranks differ.
-    """
+    """Raise RuntimeError unless all ranks have computed the same global ``model [P]``, weights and metrics' values
+    (``contributions``)."""
     if ranks.size == 1:
         return
     values = {"global model": model, "aggregation weights": round.aggregation_weights}

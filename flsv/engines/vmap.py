@@ -148,7 +148,6 @@ class VmapProcess(IdleEngine):
         return self._load(self._state.cohort)
 
     def _train(self, batches: Any) -> None:
-        """Train the cohort chunk by chunk."""
         self._given = iter(batches)
         named = (*self._module.named_parameters(), *self._module.named_buffers())
         self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
@@ -157,11 +156,11 @@ class VmapProcess(IdleEngine):
         self._training = RowTraining(self._module, self.trainer.optimizers[0], clip, self._unused)
         while not self.complete:
             stop = min(self._visited + self._chunk, len(self._visits))
-            self._train_rows([self._waiting(visit) for visit in self._visits[self._visited : stop]])
+            self._train_rows([self._begin_outside(visit) for visit in self._visits[self._visited : stop]])
         add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
-    def _waiting(self, visit: ClientBatches) -> _Begun:
-        """Begin a client's training, and return its part of the batched model."""
+    def _begin_outside(self, visit: ClientBatches) -> _Begun:
+        """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
         self._now = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
@@ -203,7 +202,7 @@ class VmapProcess(IdleEngine):
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
-    """Return why a fit's models cannot be trained batched, with a remedy. None: only a trial can tell."""
+    """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a trial."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
@@ -264,11 +263,10 @@ def try_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    # Names that are equal in all rows, so that one copy serves all.
     unstacked: Collection[str] = (),
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
-    without a gradient."""
+    without a gradient. ``unstacked`` names tensors that all batched models share."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         own = stand_in(trainer, module)
@@ -316,7 +314,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
-    """Return the first batches of the first client with samples, as ``training_step`` gets them."""
+    """Return the first batches of the first client with samples, as ``training_step`` gets them from ``own``."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
     # A generator, which Iterable.__iter__ need not be.
@@ -324,12 +322,12 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
         return [tree_map_only(Tensor, torch.clone, as_given(own, batch)) for batch in islice(loader, BATCHES)]
 
 
-def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train on the batches ``given`` one by one. Return losses and the names of parameters without a gradient."""
+def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
+    """Train on batches one by one. Return the losses, and the names of parameters without a gradient."""
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
-    for step, batch in enumerate(given):
+    for step, batch in enumerate(batches):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
             loss = training_loss(trainer.strategy.training_step(*step_arguments(module, batch, step)))
@@ -349,7 +347,8 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
 ) -> None:
-    """Raise NotBatched if results differ by more than ``allowed``, and their distance exceeds ``rounded``."""
+    """Raise NotBatched if two results called ``name`` differ by more than the tolerance ``allowed``, and their distance
+    exceeds ``rounded``."""
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     if float((batched - ordinary).float().norm()) <= rounded:

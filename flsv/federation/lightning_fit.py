@@ -84,7 +84,7 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, before the module is on its device."""
+        """Prepare the trainer and the metrics, before the module is on its device. ``settings`` describe the loop."""
         trainer, config, data, state = self.trainer, self.config, self.data, self.state
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
@@ -174,7 +174,6 @@ class LightningFit:
 
     @property
     def current_client(self) -> int | None:
-        """Return the id of the client that trains now, or None."""
         return self.running.engine.client if self.loop.within else None
 
     def place(self) -> str:
@@ -225,7 +224,7 @@ class LightningFit:
     # ---- between rounds
 
     def _score_round(self, ended: bool = False) -> None:
-        """Score the module after all hooks of a round, if metrics need its score."""
+        """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
         if self.loop.begun and not self.loop.within:
             module, last = self.trainer.lightning_module, self.state.round_index - 1
             changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
@@ -248,7 +247,7 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.loop.within)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Set a checkpoint that is being saved to a state between two rounds."""
+        """Change a checkpoint that is being saved to the state between two rounds."""
         if self.reports is None:
             return
         if self.running.at_server:

@@ -95,7 +95,8 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Return the sink that writes ``contributions.csv``."""
+        """Return the sink that writes ``contributions.csv`` to ``path``. A resumed run continues the file
+        ``before``."""
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)
         if first > 0 and earlier.is_file():
@@ -113,7 +114,7 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Log the hyper-parameters, and return the sinks for the trainer's loggers."""
+        """Log the hyper-parameters and the ``described`` settings, and return the sinks for the trainer's loggers."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -185,7 +186,7 @@ class RunReports:
             self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
 
     def finish(self) -> None:
-        """Pass the final result to all sinks. After a trial run, log the measures that can value clients."""
+        """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
         if self._trainer.fast_dev_run:
             rank_zero_info(f"flsv: {self._tried()}")
         result = self._result(learning_record(self._federation) if self._learning_is_told else {})
@@ -193,7 +194,7 @@ class RunReports:
             sink.finish(result)
 
     def _tried(self) -> str:
-        """Return sentences on which performance measures can value a module's clients."""
+        """Describe, after a trial run, which performance measures can be used to value clients."""
         data, found = self._data, list[str]()
         for measures, ask in (("what validation logs", self._log_names), ("accuracy", self._classified)):
             try:
@@ -239,7 +240,6 @@ class RunReports:
         )
 
     def flush(self) -> None:
-        """Let all sinks write their buffered results to the disk."""
         for sink in self.sinks:
             sink.flush()
 
@@ -335,7 +335,7 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
 
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
-    """Return the global model's performance by each metric's measure."""
+    """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
     # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
     # by another measure.
     model, scores, found = run.state.model(), dict[Any, Any](), {}

@@ -24,7 +24,8 @@ def check_checkpoint(
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check that the trainer can use a checkpoint that was just read."""
+    """Check that the trainer can use a checkpoint that was read from ``path``. ``check`` checks the loop's state,
+    stored under ``key``."""
     if trainer.state.fn == "fit":
         if not isinstance(dict(checkpoint.get("callbacks", {})).get(key), dict):
             raise ConfigurationError(

@@ -77,7 +77,8 @@ class FederationRun:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare coalitions' evaluations and clients' training, after optimizers are set up."""
+        """Prepare coalitions' evaluations and clients' training, after optimizers are set up. ``buffers`` are a
+        checkpoint's counters and masks."""
         self.make_games()
         self.engine.begin_training(buffers)
 
@@ -100,7 +101,6 @@ class FederationRun:
         state.pending_traffic = self.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
-        """Return the train dataloader of the current round."""
         if not self.state.cohort:
             self.draw_cohort()
         return self.engine.loader()
@@ -193,7 +193,6 @@ class FederationRun:
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
@@ -244,7 +243,7 @@ class RunState:
         self.resumed = True
 
     def copy(self, engine: Engine | None) -> RunState:
-        """Copy this state, with the clients' present states."""
+        """Copy this state, with the clients' present states in ``engine``, if any."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed

@@ -162,7 +162,8 @@ class Contributions(Strategy):
         self.strategy.summary()
 
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
-        """Compute the values of a round's clients, and write them into the run's files."""
+        """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
+        files."""
         told = {}
         for reply in replies:
             if not reply.has_error():
@@ -188,7 +189,7 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Assign the next free ids to new clients, in the order of their names."""
+        """Return the clients' ids by name. New clients get the next free ids, in the order of their names."""
         new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(
@@ -199,7 +200,7 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name."""
+        """Return a model's tensors by name, or as a list if the module has none of the names."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
@@ -236,7 +237,6 @@ class _Files:
         self._samples: dict[int, int] = {}
 
     def write(self, index: int, found: RoundValues, names: Sequence[str], samples: Mapping[int, int | None]) -> None:
-        """Write a round's values into the files."""
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
         if not self._names:
             self._csv.begin(0)

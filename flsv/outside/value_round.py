@@ -278,7 +278,7 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update all metrics with the round, and return the clients' contributions."""
+    """Update all metrics with the round, aggregated by ``weights``, and return the clients' contributions."""
     games: Any = round.games
     if games is not None:
         games.begin(round)
@@ -310,9 +310,10 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 
 
 def _check(
-    board: ContributionMetrics, space: ParameterSpace, head: str | None, given: int | None, classes: int | None
+    board: ContributionMetrics, space: ParameterSpace, head: str | None, num_classes: int | None, classes: int | None
 ) -> None:
-    """Check that a round outside of a loop provides all that the metrics need."""
+    """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
+    classes, ``num_classes`` that of the caller."""
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
@@ -323,7 +324,7 @@ def _check(
                 f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {asked_for}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
-    check_space(space, board, [], head, given)
+    check_space(space, board, [], head, num_classes)
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
     if classes is None and (by_class or games):
@@ -334,7 +335,7 @@ def _check(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``."""
+    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``. Errors name it by ``whose``."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)
@@ -382,7 +383,8 @@ def games_outside_fit(
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_classes: int | None = None,
 ) -> CoalitionGames:
-    """Make coalition games whose models belong to no Trainer."""
+    """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
+    fit."""
     if isinstance(loader, list | tuple) and not all(isinstance(each, DataLoader) for each in loader):
         loader = KeptBatches(loader)  # Lightning takes a list for several loaders
     own: L.LightningModule

@@ -100,7 +100,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that metrics' splits exist. Private clients must report only noised updates."""
+    """Check that metrics' splits exist, and that private clients have to send only noised updates."""
     if every := config.evaluation.every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:
@@ -176,7 +176,7 @@ def check_space(
     head: str | None,
     num_classes: int | None,
 ) -> None:
-    """Check the settings that depend on the module's layers, after the layers are made."""
+    """Check what ``uploads``, ``metrics`` and ``head`` require of the module's layers, after these are made."""
     for upload in uploads:
         upload.check(space)
     # Metrics that train coalitions are tried: their scores may not depend on what stays.

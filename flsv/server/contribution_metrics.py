@@ -101,7 +101,7 @@ class ContributionMetrics:
 
     @property
     def peer_metrics(self) -> list[str]:
-        """Return the names of the metrics that read what value clients assign to each other's models."""
+        """Return the names of the metrics that read the values that clients assign to each other's models."""
         return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     @property

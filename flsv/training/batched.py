@@ -67,13 +67,13 @@ class RowTraining:
         self._trained = {name for group in self._groups for name in group}
         self._step = RowStep(module, sorted(self._trained))
 
-    def train(self, states: State, given: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
-        """Train m models, each on its ``given`` batches. Return their states and mean losses ``[m]``."""
+    def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
+        """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # For a name without an entry in states all rows use the module's own, which steps must not change.
         first = next(iter(states.values()))
         # Rows with more batches come first, so that the rows that still train are always the first ones.
-        order = sorted(range(len(first)), key=lambda i: -len(given[i]))
-        lengths = [len(given[i]) for i in order]
+        order = sorted(range(len(first)), key=lambda i: -len(batches[i]))
+        lengths = [len(batches[i]) for i in order]
         index = None if order == sorted(order) else torch.tensor(order, device=first.device)
         stacked = states if index is None else _rows(states, index)
         losses = torch.zeros(len(order), device=first.device)
@@ -81,7 +81,7 @@ class RowTraining:
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients = self._derive(now, [given[i][step] for i in order[:active]], losses[:active])
+            gradients = self._derive(now, [batches[i][step] for i in order[:active]], losses[:active])
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(active, gradients)
@@ -91,10 +91,10 @@ class RowTraining:
         back = index.argsort()
         return _rows(stacked, back), losses[back]
 
-    def _derive(self, now: State, given: Sequence[Any], losses: Tensor) -> State:
-        """Return gradients of models that still have batches. Update ``losses`` and buffers in place."""
+    def _derive(self, now: State, batches: Sequence[Any], losses: Tensor) -> State:
+        """Return the gradients of stacked models, each on one batch. Add to ``losses`` and update buffers in place."""
         gradients: State = {}
-        for places, batch in stacked_batches(given):
+        for places, batch in stacked_batches(batches):
             if len(places) == len(losses):
                 gradients, loss = self._step(now, batch)
                 losses += loss
@@ -139,7 +139,7 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models, ordered by falling number of steps."""
+    """Optimizer of m stacked models, which are sorted by falling number of steps."""
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
         # groups: the names of the parameters to train, for each parameter group of like
@@ -155,7 +155,7 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int, gradients: State) -> None:
-        """Step the first ``active`` models only, at this and all later steps."""
+        """Take a step of the first ``active`` models. The others take no further steps."""
         if active != self._active:
             self._narrow(active)
         for name, view in self._views.items():

@@ -47,8 +47,8 @@ class ClientBatches:
 class CohortLoader(Iterable[Any]):
     """Train dataloader of one round, which yields the batches of one client after the other.
 
-    ``lengths(client, batches, round_index)`` is the number of batches of each local epoch of a client whose loader has
-    ``batches``, by default of a single epoch."""
+    ``lengths(client, batches, round_index)`` returns the number of batches of each of a client's local epochs, given
+    the number ``batches`` in its loader. The default is a single epoch."""
 
     def __init__(
         self,
@@ -138,14 +138,16 @@ class LocalSteps:
         return max(map(self.of, self.work))
 
     def tell_steps(self) -> PatchedAttributes:
-        """Make the trainer report the client's steps in the whole fit, and its last batch. The result undoes it."""
+        """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the
+        result."""
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
-        """Make a trainer without train dataloader report the client's batches. The result undoes it."""
+        """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
+        result."""
 
         def length() -> range:
             return range(int(self._answer(self._batches, "the number of training batches")))
@@ -181,12 +183,13 @@ class LocalSteps:
         return sum(self.in_round(self.lengths(client, length, index), index) for index in rounds)
 
     def in_round(self, lengths: Sequence[int], round_index: int) -> int:
-        """Return the number of optimizer steps in a round whose passes have ``lengths`` batches."""
+        """Return the number of optimizer steps in a round, given the ``lengths`` (batches) of its local epochs."""
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
 
     def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
-        """Return the number of batches of each of a client's passes in a round. Its loader has ``batches``."""
+        """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
+        loader."""
         return self.work[client].lengths(limited(batches, self._limit), self._window(round_index))
 
     def _window(self, round_index: int) -> int:

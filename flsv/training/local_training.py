@@ -111,14 +111,15 @@ class LocalTraining:
             own.position += 1
 
     def suspend(self) -> ClientContext:
-        """Interrupt a client's training, while its model is trained outside of the Trainer."""
+        """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
         own, self.context = self.context, None
         assert own is not None
         self.state.leave(keep=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the training of a client whose model was trained outside of the Trainer."""
+        """Continue the suspended training ``own``, whose model was trained outside of the Trainer with the mean
+        ``loss``."""
         told = own.instruction
         self.state.enter(told.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
@@ -130,7 +131,8 @@ class LocalTraining:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Return the client's update, and restore the Trainer's own state. None: the model is not finite."""
+        """Return the client's update, and restore the Trainer's own state. ``out [P]`` receives its model. None: the
+        model is not finite."""
         own, self.context = self.context, None
         assert own is not None
         local, state = own.local, self.state
@@ -185,7 +187,8 @@ class LocalTraining:
         return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
-        """Apply attacks, noise and compression to another model of the client, trained from ``start``."""
+        """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
+        ``start``."""
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})

@@ -88,7 +88,7 @@ class Optimizers:
         return placed
 
     def write_upload(self) -> bool:
-        """Let optimizers write the weights to send into the module, and return whether any did."""
+        """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
         uploading: list[Any] = [each for each in self._optimizers if hasattr(each, "upload_parameters")]
         for optimizer in uploading:
             optimizer.upload_parameters()
@@ -133,7 +133,7 @@ class Schedules:
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to the ``states`` that the client had, or to its first step."""
+        """Set the schedulers to the client's last ``states``, or without these to its first step."""
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
@@ -160,7 +160,7 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps. None: the fit's own suit it."""
+        """Return schedulers made for the client's number of steps. None: the fit's own are right for it."""
         if not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -216,7 +216,7 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Overwrite the fit's ``schedulers`` with these, at their first step."""
+        """Overwrite the fit's ``schedulers`` with those of this set, at their first step."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):
@@ -322,7 +322,6 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def equal_states(a: Any, b: Any) -> bool:
-    """Return whether two nested states are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):

@@ -96,7 +96,8 @@ class TrainerState:
     # ---- a client
 
     def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
-        """Load a client's state into the Trainer. Without ``start`` the module keeps its weights."""
+        """Load a client's optimizer state into the Trainer, and ``start [P]`` with its ``private`` parameters into the
+        module. Without ``start`` the module keeps its weights."""
         if start is not None:
             self.begin_clients()
             assert self._buffers is not None
@@ -105,7 +106,8 @@ class TrainerState:
         self._optimizers.enter(client, self._store.kept(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the model to send, the trained model, and the parameters that stay at the client."""
+        """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
+        client."""
         self._unsaved.check()
         vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
         self._check_constant()
@@ -126,7 +128,7 @@ class TrainerState:
             self.next_buffers = self._unsaved.read()
 
     def leave(self, keep: bool) -> None:
-        """Restore the federation's optimizers, schedules and scale. ``keep``: stage the client's in the store."""
+        """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
         if self._client is None:
             return
         left = self._optimizers.leave()
@@ -214,7 +216,8 @@ class NonVectorState:
 
     @torch.no_grad()
     def write(self, state: State, partial: bool = False) -> None:
-        """Write tensors that :meth:`read` returned back into the module."""
+        """Write tensors from :meth:`read` into the module. Unless ``partial``, delete attributes that hold other
+        tensors."""
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
         for name, layer, own, value in list(_plain_state(self._module)):

@@ -54,7 +54,8 @@ STEPS_BY_HAND = 1000
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites."""
+    """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites. For ``fields`` and
+    ``evaluating`` see :meth:`Engine.check`."""
     # Refused is what needs a site's trained model, class counts or samples, clients that collude, and a performance
     # that cannot be sent.
     asked = config.evaluation
@@ -95,7 +96,7 @@ class RemoteFederation(IdleEngine):
         options: the arguments of :class:`flsv.engines.engine.Engine`.
 
     Attributes:
-        sites_of: a function that connects the sites to another run, by its state.
+        sites_of: a function from a run's FederationState to its :class:`RemoteSites`, for other runs at the same sites.
     """
 
     clients_here = False
@@ -131,7 +132,6 @@ class RemoteFederation(IdleEngine):
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of clients that the personalizer gives their own initial model."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -181,7 +181,7 @@ class RemoteFederation(IdleEngine):
 
 @contextmanager
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
-    """Write a run's status into ``status.json``, and yield a function that adds an explanation.
+    """Write a run's status into ``status.json``, and yield a function that adds an explanation to it.
 
     Example:
         >>> import tempfile
@@ -304,7 +304,7 @@ class RemoteSites:
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
-            self._tell_withheld(site, replies[site], [LOSS])
+            self._warn_of_withheld(site, replies[site], [LOSS])
         return [finite[site] for site in self._trained], [site for site in updates if site not in finite]
 
     def _read(
@@ -378,12 +378,12 @@ class RemoteSites:
                 if any(value < 0 or value > 1 for value in own.values()):  # NaN means: not defined
                     raise BadReply(f"its scores are {own}")
                 scores[site] = own
-                self._tell_withheld(site, reply, OWN_SCORES)
+                self._warn_of_withheld(site, reply, OWN_SCORES)
             except GARBLED as error:
                 self._warn(site, "has not tested its model", fault_of(error))
         return scores
 
-    def _tell_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
+    def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
         """Warn once about each score in ``names`` that a site's policy withholds."""
         told = reply.plain.get("withheld")
         told = told if isinstance(told, list) else []

@@ -106,7 +106,8 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
-    """Make the packet that sends a site's update of the training called ``visit``."""
+    """Make the packet that sends a site's update of the training ``visit``. ``lost``: the site has lost its earlier
+    state. ``withheld``: scores that it does not report."""
     plain = {
         "samples": update.num_samples,
         "loss": float("nan") if LOSS in withheld else update.loss,
@@ -144,7 +145,8 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """Read and check the update in a site's reply. None: its model is not finite."""
+    """Read a site's update from its reply. Check it against the announced number of ``samples`` and the limit
+    ``most_steps``. None: its model is not finite."""
     if packet.kind == "broken":
         return None
     plain, most_numbers = packet.plain, 2 * space.size + 64

@@ -135,6 +135,5 @@ def _spent(ledger: Path) -> tuple[int, float]:
 
 
 def _lasting(question: str) -> str:
-    """Return the name of the function ``question`` in a form that versions share."""
-    # Modules of flsv's own functions may change between versions, so their names are stored without them.
+    """Shorten ``"flsv.module:function"`` to ``"flsv:function"``, since flsv's modules change between versions."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

@@ -138,7 +138,7 @@ class Site:
         return Packet("hello", {"sizes": sizes})
 
     def _needed(self) -> list[str]:
-        """Return the names of losses and scores that the site's settings need."""
+        """Return the names of losses and scores that the loop's metrics and strategies need from the site."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
         return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
 
@@ -158,7 +158,7 @@ class Site:
         return update_packet(visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS]))
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model with which this site predicts on its test samples."""
+        """Reply with the scores of this site's own model on its test samples."""
         kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)
@@ -230,7 +230,7 @@ class Site:
 def opened_state(
     trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, packet: Packet, kept: SiteState
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
-    """Return the parameter space, the store and the site's :class:`LocalData` from its saved state."""
+    """Restore a site's saved state ``kept``, and return its parameter space, store and :class:`LocalData`."""
     module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
     space = shared_space(module, config)
     store.load_state_dict({client: kept.get("store", {})})
@@ -334,7 +334,6 @@ class SiteVisit(L.Callback):
         self.update: ClientUpdate | None = None
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
-        """Make the loader of the site's training batches in this round."""
         told = self._instruction
         state = FederationState(round_index=told.round_index, seed=told.seed, num_clients=self._num_clients)
         strategies: Mapping[str, Any] = self._config.strategies
@@ -426,7 +425,7 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Advance to the present round the schedulers that step once per round."""
+        """Advance the schedulers that step once per round to the present round."""
         # Each round is a new fit, in which schedulers start from the beginning.
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":

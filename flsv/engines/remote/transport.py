@@ -119,8 +119,8 @@ class Directory:
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
-        """Return ``{site number: address}`` of the sites that answer."""
-        # With `strict` a site that cannot take part is an error, otherwise the run goes on without it.
+        """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
+        an error."""
         self._here = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
@@ -145,7 +145,7 @@ class Directory:
 
     @contextmanager
     def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
-        """Report every 15 s within this context which sites the server still waits for."""
+        """Report every 15 s within this context which of ``count`` sites are still ``missing()``."""
         done = threading.Event()
 
         def watch() -> None:
@@ -190,7 +190,7 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store the numbers of samples in a site's reply to the first message."""
+        """Store the numbers of samples in a site's reply to the first message. For ``strict`` see :meth:`refresh`."""
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"], self._max_samples)
@@ -211,14 +211,14 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn of a node's fault, unless the same words were used before."""
+        """Warn with the text ``words``, unless it was the last warning about the node ``name``."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
-    """Read and check a site's number of samples in each split."""
+    """Read a site's number of samples in each split, and check that it is at most ``most``."""
     sizes = {split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()}
     split = max(sizes, key=sizes.__getitem__)
     if sizes[split] > most:
@@ -260,7 +260,7 @@ def _sources() -> str:
 
 
 def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
-    """Compare a site's :func:`agreement` with the server's."""
+    """Raise Refused unless a site's :func:`agreement` equals the server's."""
     for what, value in servers.items():
         if own.get(what) != value:
             raise Refused(
@@ -352,7 +352,6 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        """Return the ``input_shape`` of the server's own data module, if any."""
         return getattr(self._own, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:

@@ -246,7 +246,7 @@ class InRunValues(ClientAlgorithm):
         return rows
 
     def _recognize(self, context: ClientContext) -> None:
-        """Check that each sample has the same class as in the pass before."""
+        """Check that each training sample has the same class as in the last epoch."""
         if not self._seen:
             return
         rows, classes = (torch.cat(each) for each in zip(*self._seen))
@@ -264,7 +264,8 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Check that the samples' products sum to the product of the first step's whole gradient."""
+        """Check that the samples' products in the first step sum to the product of the whole gradient and the
+        vector."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
@@ -308,7 +309,7 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that compute inner products of a vector with each sample's part of the gradient."""
+    """Hooks that compute the inner product of a reference vector with each sample's part of a batch's gradient."""
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
@@ -329,7 +330,7 @@ class GhostProducts:
                 self._watched.append((layer, name, _with(layer, own, g)))
 
     def watch(self, samples: int | None) -> None:
-        """Compute products for the next batch, of ``samples`` samples, or for none if None."""
+        """Compute products for the next batch, which has ``samples`` samples. With None compute none."""
         self.samples = samples
         if samples is None:  # a hook that does nothing costs, too
             self.remove()
@@ -353,7 +354,8 @@ class GhostProducts:
         self._handles = []
 
     def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
-        """Return the forward hook for a layer. ``twin`` is a copy of it with the vector as parameters."""
+        """Return the forward hook for the layer ``name``. ``twin`` is the layer's copy with the vector as its
+        parameters."""
 
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self.samples
@@ -396,7 +398,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return why a layer's per-sample products cannot be computed, as a relative clause, or None."""
+    """Return why per-sample products of a layer cannot be computed, as a clause of a message. None: they can."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -408,9 +410,12 @@ def _why_not(layer: nn.Module) -> str | None:
     return None
 
 
-def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """Copy a layer without its hooks, with the vector g as its parameters."""
-    filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
+def _with(layer: nn.Module, parameters: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
+    """Copy a layer, with the vector's entries ``g`` in place of its ``parameters``. None stands for zeros."""
+    filled = {
+        n: torch.zeros_like(parameters[n]) if value is None else value.detach().to(parameters[n])
+        for n, value in g.items()
+    }
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
         filled["weight"] = filled["weight"].clone()

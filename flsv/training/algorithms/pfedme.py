@@ -82,7 +82,6 @@ class MoreauSGD(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Check the options of one parameter group."""
         lamda = group["lamda"]
         check_argument("MoreauSGD", "lamda", lamda, Positive)
         for name, most, bound in (("lr", 2, Lt(2 / lamda)), ("outer_lr", 1, Le(1 / lamda))):
