@@ -149,7 +149,7 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
-        """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the federation's average."""
+        """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the average."""
         (evaluator,), (measure,) = self._evaluators, self._measures
         by = OutputScore.of(evaluator, measure)
         assert by is not None

@@ -28,7 +28,7 @@ from flsv.retraining.coalition_refusals import check_scored
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation without writing files. Return the seconds of the training, without its evaluations."""
+    """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
     callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
