@@ -59,7 +59,7 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
 
 
 class AfterTheRun:
-    """Training of coalitions after a run, for metrics whose values need their models."""
+    """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
     def __init__(
         self,

@@ -229,7 +229,9 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round. Without a finite new model it keeps the previous one."""
+        """End the coalition's round with its sites' ``replies``. Without a finite new model the coalition keeps its
+        last.
+        """
         state, server = self.state, self._server
         updates, broken = self.sites.updates(
             {site: replies[site] for site in self._instructions}, state.model().device, server.space

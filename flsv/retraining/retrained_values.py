@@ -44,7 +44,7 @@ class Retrained:
 
     @property
     def rank_only(self) -> bool:
-        """Return whether values can only rank the clients."""
+        """Return whether values can only rank the clients, since their amounts are too inaccurate."""
         # The other coalitions would change the amounts by a third.
         return self.which in RANKING_ONLY
 
