@@ -46,7 +46,7 @@ was chosen on the benchmark's tuning set, where honest clients' means are below 
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute inner products ``[k, k]`` of updates scaled to length 1, minus their mean. ``gram`` has the inner
+    """Compute the inner products ``[k, k]`` of k updates, scaled to length 1 and then centered. ``gram`` has the inner
     products of the updates themselves. 0 for zero or infinite updates.
     """
     gram = gram.double()
@@ -59,8 +59,8 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the clients' similarities ``[k, k]`` in one round. They are cosines of updates scaled to length 1, minus
-    their mean.
+    """Compute the k clients' similarities ``[k, k]`` in one round from their updates' inner products ``gram``: cosines
+    after scaling the updates to length 1 and centering.
     """
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
@@ -120,7 +120,9 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
-    """Compute each update's similarity to the server's last step, float64 ``[k]``. Free riders send this step back."""
+    """Compute each update's similarity to the server's last step, which free riders send back, float64 ``[k]``. ``gram
+    [k, k]`` has the updates' inner products, ``products [k]`` those with the step, and ``square`` is its squared norm.
+    """
     # An honest client's cosine can be near 1, too, if its weight rules the step. So the mean direction c of step and
     # updates is subtracted: r_i = cos(d_i / |d_i| - c, g / |g| - c). It is computed with equal weights in c, and with
     # n_j |d_j|, and the smaller r_i counts: c is near g's direction by the first if the server aggregates uniformly,
@@ -246,7 +248,9 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add a round's similarities to the server's last step. Return each client's mean so far, ``[n]``."""
+        """Add the similarities of a round's clients ``here`` to the server's last step. Return each client's mean so
+        far, ``[n]``.
+        """
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -263,7 +267,9 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add a round's similarities of pairs. Return each pair's mean over its common rounds, ``[n, n]``."""
+        """Add the similarities of a round's clients ``here``. Return each pair's mean over its common rounds, ``[n,
+        n]``.
+        """
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

@@ -111,7 +111,7 @@ def _scaled(values: Tensor) -> Tensor:
 
 
 def _proportions(values: Tensor, negatives: Negatives) -> Tensor:
-    """Compute nonnegative numbers ``[n]``, in proportion to which the budget is divided."""
+    """Convert contributions to nonnegative weights ``[n]`` of the budget's shares, by the rule ``negatives``."""
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
     if negatives == "softmax":

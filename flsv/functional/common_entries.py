@@ -42,9 +42,7 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Restore exact entries of an average ``[..., P]``, in place. Where all ``rows [k, P]`` are equal, it gets their
-    value.
-    """
+    """Undo rounding in an average ``[..., P]``, in place: where all ``rows [k, P]`` are equal, it gets their value."""
     for block, same in common_entries(rows):
         average[..., block] = rows[0, block].where(same, average[..., block])
     return average

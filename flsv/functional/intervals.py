@@ -38,12 +38,14 @@ LEVEL = 0.9
 
 
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
-    """Compute half the width of a Student's t interval. NaN where ``freedom`` is not above 0."""
+    """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
     return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))
 
 
 def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
-    """Compute Student's t quantile at (1 + level) / 2, float64. Normal where ``freedom`` is inf."""
+    """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of ``freedom`` it is the normal
+    quantile.
+    """
     told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
     return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)
 
@@ -60,7 +62,7 @@ OF_DISAGREEMENT = 0.75
 def one_seed_stderr(
     values: Tensor, stderr: Tensor, untrained: Tensor | None = None, recent: Tensor | None = None
 ) -> Tensor:
-    """Compute one seed's standard error of the mean Shapley values over many seeds.
+    """Compute the standard error of one seed's Shapley values as estimates of their mean over many seeds.
 
     Args:
         values: one seed's values, ``[n]``, or ``[n, M]`` for M games.
@@ -79,12 +81,14 @@ def one_seed_stderr(
 
 
 def prediction_stderr(disagreement: Tensor) -> Tensor:
-    """Compute the standard error of predicted values from the two predictions' difference ``[n]`` or ``[n, M]``."""
+    """Compute predicted values' standard error from their difference between interpolation and ensemble, ``[n]`` or
+    ``[n, M]``.
+    """
     return (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt()).expand(disagreement.shape).clone()
 
 
 def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
-    r"""Compute half the width of each mean value's interval over seeds.
+    r"""Compute half the widths of the confidence intervals for mean values over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
     averaged with a usual variance that counts as two further degrees:

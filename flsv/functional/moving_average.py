@@ -24,7 +24,7 @@ def momentum_row(values: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first."""
+    """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first, to ``[n, 2M+1]``."""
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
     for later in rows[1:]:

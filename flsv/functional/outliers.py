@@ -21,7 +21,7 @@ LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 
 def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FACTOR) -> Tensor:
     """Find updates that are much longer than others in their cohort, bool ``[k]``, by their norms ``[k]``. The modified
-    z-score of a norm's logarithm must exceed ``threshold``, and its quotient by the median ``factor``.
+    z-score of a norm's logarithm must exceed ``threshold``, and the norm ``factor`` times the median.
     """
     # z_i = 0.6745 (log |d_i| - median) / MAD. The factor is for small cohorts, whose MAD may be near 0: among norms
     # of 1, 1.001 and 1.02 none is an outlier. Of two clients neither is found, since either may be wrong.
@@ -37,8 +37,8 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
 
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
-    """Find updates that would drown all others in a float32 sum, bool ``[k]``, by their norms ``[k]``. The sum would
-    lose the others' digits.
+    """Find updates so large that a float32 sum with them would lose the digits of the other updates or the model, bool
+    ``[k]``, by their norms ``[k]``.
     """
     # That is above 1 / eps of float32 times the larger of the model's norm and the median norm.
     norms = norms.double()

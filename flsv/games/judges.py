@@ -101,9 +101,7 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
 
 
 def _without_rare(found: Tensor) -> Tensor:
-    """Hide a client's counts of rare classes. A column with their sum is added: ``[1 + K, M]`` to
-    ``[1 + K, M + 1]``.
-    """
+    """Hide a client's counts ``[1 + K, M]`` of rare classes, and append a column with their sum."""
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
@@ -251,8 +249,8 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
-        """Let the clients score ``count`` models. With ``keep`` the scores' ``outputs`` are the models, for
-        :meth:`predict`.
+        """Let the clients score ``count`` models. With ``keep`` return the models in place of the scores' ``outputs``,
+        for :meth:`predict`.
         """
         chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
         told: list[list[Tensor | None]] = []

@@ -172,7 +172,9 @@ class ModelEvaluator(VectorEvaluator):
 
     @contextmanager
     def _lent(self, *path: str) -> Iterator[LentModule]:
-        """Put the module into evaluation mode, yield a snapshot of its state, and restore it at the end."""
+        """Put the module into evaluation mode, yield a snapshot of its state, and restore it at the end. ``path``
+        selects the random numbers.
+        """
         with (
             evaluating(self._module),
             lent(self._module, self.space) as state,

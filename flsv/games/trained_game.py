@@ -22,7 +22,7 @@ from flsv.utilities.seeding import isolated_rngs
 
 @dataclass(frozen=True, eq=False)
 class OutputScore:
-    """The score of predicted outputs by a performance measure."""
+    """Score of coalitions' predicted outputs by a performance measure, and the Shapley values that follow from it."""
 
     # From outputs [c, V, ...] to utilities [c] or [c, M].
     score: Callable[[Tensor], Tensor]
@@ -31,7 +31,7 @@ class OutputScore:
     judges: ClientJudges | None = None
 
     def shapley(self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor) -> PredictedValues:
-        """Compute the values, see :func:`flsv.functional.predicted_shapley`."""
+        """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
             return predicted_shapley(trained, utilities, outputs, weights, self.score, logits=self.logits)
         tables = self.judges.predict(outputs, trained, weights)
@@ -98,8 +98,8 @@ UNTRAINED = 8
 def untrained_models(
     module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
 ) -> Callable[[int, Tensor], None] | None:
-    """Return a function that writes the i-th model with random weights into ``out [P]``. None if no layer can be
-    drawn.
+    """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer has
+    random weights.
     """
     if not (layers := _drawable_layers(module, initial, space)):
         return None

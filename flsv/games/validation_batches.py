@@ -50,7 +50,9 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
-    """Return a batch if it is a pair of an input and labels ``[B]`` below ``num_classes``."""
+    """Return a batch as ``(x, y)``. Raise ConfigurationError unless it is a pair of inputs and labels ``[B]`` below
+    ``num_classes``.
+    """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
@@ -67,7 +69,9 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
 
 
 def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
-    """Return ``logits`` if they are ``[B, classes]``, or with ``or_more`` have more columns."""
+    """Return ``logits``. Raise ConfigurationError unless they are ``[B, classes]``, or with ``or_more`` have more
+    columns.
+    """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
         return logits

@@ -111,7 +111,7 @@ def loss_dtype(device: torch.device) -> torch.dtype:
 
 
 class Sums:
-    """Buffers for one ``evaluate`` call, with a row per model, on the models' device."""
+    """Buffers for the scores of one ``evaluate`` call, with a row per model, on the models' device."""
 
     def __init__(self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None) -> None:
         self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number

@@ -22,7 +22,7 @@ def parameters_of(round: Round) -> ClientMatrix:
 
 
 def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Compute the cosines ``[k]`` of updates with their weighted sum, each scaled to length 1."""
+    """Scale updates to length 1, and compute their cosines ``[k]`` with their weighted sum."""
     total = matrix.combine(weights / (norms + epsilon))
     return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
 

@@ -171,7 +171,7 @@ class GradientAgreement(ContributionMetric):
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """Compute a logged loss's slopes ``[k]`` along k updates. Difference quotients take k + 1 evaluations."""
+    """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))
     masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])

@@ -18,7 +18,7 @@ from flsv.utilities.declared import Momentum
 class GradientShapley(ContributionMetric):
     r"""Exact Shapley values of the validation loss's first-order expansion.
 
-    The game is U(S) = -L(x + the updates' mean in S), and its expansion
+    The game U(S) = -L(x + the updates' mean in S) has, up to a constant, the expansion
 
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle

@@ -43,8 +43,9 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Choose which coalitions to train: the most accurate design within ``max_fits``. This is a number of training runs
-    of the whole federation, with ``cohort`` clients per round."""
+    """Choose the most accurate set of coalitions to train at a cost of at most ``max_fits`` training runs of the whole
+    federation, with ``cohort`` clients per round.
+    """
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
@@ -378,7 +379,7 @@ class ShadowShapley(MeasuredMetric):
                 rounds for which ``update`` has stored utilities.
             outputs: ``[R, K - 2, V, ...]``, their models' outputs. None: they are not known.
             weights: ``[n]``, the clients' weights in the federation's average.
-            by: the score of predicted outputs.
+            by: the score of predicted outputs. None: no outputs are predicted.
 
         Returns:
             ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result.

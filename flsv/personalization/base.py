@@ -138,7 +138,8 @@ class UploadKeeper(Personalizer):
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
-        requests these values from one client. If it does not reply, its stored model is the one in ``before`` again.
+        requests these values from one client. The stored model of a client that does not reply is restored from
+        ``before``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)

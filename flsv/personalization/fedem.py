@@ -13,7 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):
-    """Personalizer that combines a mixture's global components by each client's weights. They are initially equal.
+    """Personalizer of mixtures: clients share the components, and each has its own mixture weights, initially equal.
 
     After training, a client's mixture weights are proportional to the sum of its previous weights, which thus count as
     one sample, and the responsibilities (the components' shares) of all samples in the round's batches.

@@ -59,7 +59,7 @@ def collaborate(
     generator: Generator,
 ) -> Tensor:
     """Mix a client's own and the downloaded models by their Shapley values, at the client. Store the mixture there, and
-    return the values.
+    return the values. If only the entries ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
     base, joins = local.model, game == "joining"
@@ -104,8 +104,8 @@ def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str
 
 
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
-    """Compute the models' Shapley values ``[players]``, the client's own model first, in the joining game if
-    ``joins``.
+    """Compute the models' Shapley values ``[players]``, the client's own model first. If ``joins``, it is a member of
+    every coalition.
     """
     if not joins:
         budget = orders * players * (players - 1) + 2

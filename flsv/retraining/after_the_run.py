@@ -59,7 +59,7 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
 
 
 class AfterTheRun:
-    """Training of coalitions after a run, for metrics whose values need their models."""
+    """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class AfterTheRun:
         self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, and return ``{round: {metric: values}}``, empty if a training failed."""
+        """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
+        failed.
+        """
         measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
         path = None if run.folder is None else run.folder / COALITIONS
         if path is not None and ranks.rank == 0 and not run.resumed:
@@ -105,7 +107,9 @@ class AfterTheRun:
         return found
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score to compute from predicted outputs. None: the metric's values are not predicted."""
+        """Return the score by which ``metric`` evaluates predicted outputs of untrained coalitions. None if no outputs
+        are predicted.
+        """
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
@@ -118,7 +122,9 @@ class AfterTheRun:
         run: EndedRun,
         score: OutputScore | None,
     ) -> dict[int, Tensor]:
-        """Pass the coalitions' utilities and outputs to a metric, and return its values, ``{round: values}``."""
+        """Pass the trained coalitions' utilities and outputs to ``metric``, and return its values after each round,
+        ``{round: values}``.
+        """
         by = called(metric.measured_by)
         places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
         curves = [store.rows(run.seed, members) for members in coalitions]
@@ -150,7 +156,7 @@ class AfterTheRun:
 
 
 def _own(metric: ShadowShapley, run: EndedRun) -> bool:
-    """Return whether clients score models that they complete with parameters of their own."""
+    """Return whether clients score the metric's models, after replacing a part by their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
 

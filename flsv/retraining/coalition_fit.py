@@ -97,7 +97,7 @@ class Nowhere(DummyLogger):
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Change the loop to draw clients by ``cohort`` and to print nothing. Return it."""
+    """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
@@ -114,7 +114,7 @@ def become(loop: Any, **changes: Any) -> Any:
 
 
 class CoalitionScoring(GlobalModelScoring):
-    """Callback that scores a coalition's model after the rounds in ``order``, and at the end."""
+    """Callback that scores a coalition's model after the rounds that its order lists, and after training."""
 
     def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
         self._named = measures
@@ -177,7 +177,9 @@ def prepare_coalition_fit(
     folder: str | None,
     end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
-    """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result."""
+    """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result. Callbacks
+    write into ``folder`` if it is set. ``end`` is called when the result is complete.
+    """
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)

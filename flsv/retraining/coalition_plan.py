@@ -137,7 +137,9 @@ class CoalitionPlan:
         return coalition_masks(which, num_clients)
 
     def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
-        """Make the strategies that give metrics the empty and full coalition's models. With sites, also all others."""
+        """Make the strategies that give metrics the models of the empty and the full coalition. If sites train
+        coalitions, also those of all others. ``weights()`` returns the clients' weights in the average.
+        """
         if self._initial is None or not self._metrics:
             return []
         space = run.space
@@ -206,8 +208,9 @@ class CoalitionPlan:
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
     def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
-        """Score the full coalition's model, which is the run's own, after round ``index``. ``again`` repeats it."""
-        # changed: hooks at the end of the run have changed the weights.
+        """Score the run's own model, which is the full coalition's, after round ``index``. ``again`` scores it even if
+        it has been scored, ``changed`` tells that hooks have changed it since the round.
+        """
         if self._ends is None or self._elsewhere or (index == self._scored and not again):
             return
         self._scored = None if again else index

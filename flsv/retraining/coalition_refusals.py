@@ -25,13 +25,15 @@ WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def check_settings(config: FederationConfig) -> None:
-    """Check that coalitions of a federation can be trained during or after the run."""
+    """Raise ConfigurationError if a part of the federation prevents the training of coalitions."""
     if why := _refused(config):
         raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}.")
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
-    """Check that no trained parameter stays local. Coalitions at sites are trained as vectors."""
+    """Raise ConfigurationError if a trained parameter stays at the clients, since sites train coalitions as shared
+    vectors.
+    """
     if kept := sharing(config.share, module, config.head).kept:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
@@ -40,7 +42,9 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 
 
 def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
-    """Check by trial that the server's score does not depend on local parameters of clients."""
+    """Raise ConfigurationError if the server's score changes with local parameters of clients, by trial. ``asking``
+    names what asks for it.
+    """
     kept = evaluator.space.private_names
     if evaluator.asks_clients or not kept:
         return
@@ -69,7 +73,9 @@ def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: 
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
-    """Return the mean cohort size of a sampler. Raise ConfigurationError if it cannot draw among coalitions."""
+    """Return a sampler's mean cohort size. Raise ConfigurationError if it cannot draw clients from each of the
+    coalitions ``masks(num_clients)``.
+    """
     try:
         check_draws(sampler, masks(num_clients))
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
@@ -80,13 +86,13 @@ def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clie
 
 
 def sampler_of(loop: Any, participation: Participation) -> ClientSampler:
-    """Return the sampler of the whole federation from which each coalition's sampler is made."""
+    """Return the sampler from which each coalition's sampler is made: the loop's own, or one of all clients."""
     # "drawn": each coalition draws cohorts of the run's size among its members.
     return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
-    """Check that a sampler can draw clients from each coalition in ``masks [K, n]``."""
+    """Raise ConfigurationError if a sampler cannot draw clients from each coalition in ``masks [K, n]``."""
     for mask in masks[masks.any(1)].cpu():
         sampler.among(mask.nonzero().flatten().tolist())
 

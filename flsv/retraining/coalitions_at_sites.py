@@ -70,7 +70,9 @@ SAME = 0.01
 
 
 def check_at_sites(config: FederationConfig) -> None:
-    """Check that the aggregator reads no metric that evaluates models. Coalitions at sites cannot."""
+    """Raise ConfigurationError if the aggregator reads a metric that evaluates models, which coalitions at sites
+    cannot.
+    """
     metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
     if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         raise ConfigurationError(
@@ -227,7 +229,9 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round. Without a finite new model it keeps the previous one."""
+        """End the coalition's round with its sites' ``replies``. Without a finite new model the coalition keeps its
+        last.
+        """
         state, server = self.state, self._server
         updates, broken = self.sites.updates(
             {site: replies[site] for site in self._instructions}, state.model().device, server.space
@@ -254,9 +258,11 @@ def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, An
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
-def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
-    """Return the models of the coalitions ``masks [K, n]``: the empty, the full and all ``others``, each ``[P]``."""
-    trained, ends = iter(others), {0: nobody, masks.shape[1]: everybody}
+def models_of(masks: Tensor, empty: Tensor, full: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
+    """Return the models of the coalitions ``masks [K, n]``: ``empty``, ``full`` and, in order, ``others``, each
+    ``[P]``.
+    """
+    trained, ends = iter(others), {0: empty, masks.shape[1]: full}
     models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
 
     def build(index: int, out: Tensor) -> None:

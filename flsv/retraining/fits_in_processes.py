@@ -53,7 +53,9 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Request to a child process to predict clients' values from coalitions' outputs, for s seeds."""
+    """Request to a child process to compute clients' values for s seeds. The outputs of untrained coalitions are
+    predicted from those of trained ones.
+    """
 
     seed: int
     # bool [K, n], the trained coalitions, the empty one first
@@ -66,7 +68,9 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Clients' values from predicted outputs, and the predictions' disagreement, float64 ``[s, n, C]``."""
+    """Clients' ``values`` from predicted outputs, for s seeds and C performance measures. ``disagreement`` is the
+    difference between their two predictions. Both are float64 ``[s, n, C]``.
+    """
 
     values: Tensor
     disagreement: Tensor
@@ -89,7 +93,10 @@ def work_on(
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
 ) -> Fit | Predicted | ConfigurationError:
-    """Process the request ``piece`` in this process. Return its result, or the ConfigurationError that it raised."""
+    """Process the request ``piece`` in this process. Return its result, or the ConfigurationError that it raised. A
+    ``checkpoint``'s weights are added to the result, for comparison. With ``participation="all"`` all members of a
+    coalition train in every round.
+    """
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
         callbacks[:] = [become(each, sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
@@ -142,7 +149,7 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
-        """Compute clients' values for all seeds, given their ``weights [n]`` in the average."""
+        """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the average."""
         (evaluator,), (measure,) = self._evaluators, self._measures
         by = OutputScore.of(evaluator, measure)
         assert by is not None
@@ -175,7 +182,7 @@ class FitsInProcesses:
         yield from once_proved(self._fits(coalitions, seed, proof), proof)
 
     def predict(self, prediction: Prediction) -> Predicted:
-        """Compute clients' values from trained coalitions' outputs."""
+        """Compute, in a child process, the clients' values that ``prediction`` requests."""
         ((_, answer),) = self._run({None: prediction})
         if isinstance(answer, ChildFailed):
             raise ConfigurationError(f"the outputs of coalitions could not be scored: {answer}")
@@ -192,12 +199,14 @@ class FitsInProcesses:
             yield members, answer
 
     def _run(self, pieces: Mapping[Any, Piece | Prediction]) -> Iterator[tuple[Any, Any]]:
-        """Process the requests ``pieces`` in child processes, and yield ``(name, answer)``. An error is raised."""
-        tasks = ((name, self._task(piece)) for name, piece in pieces.items())
-        for name, answer in self._supervise(tasks, self.at_once, self._limit_s):
+        """Process requests ``{key: request}`` in child processes, and yield ``(key, result)``. Raise a request's
+        ConfigurationError.
+        """
+        tasks = ((key, self._task(piece)) for key, piece in pieces.items())
+        for key, answer in self._supervise(tasks, self.at_once, self._limit_s):
             if isinstance(answer, ConfigurationError):
                 raise answer
-            yield name, answer
+            yield key, answer
 
     def _prove(self, fit: Fit, seed: int) -> None:
         """Raise ConfigurationError if ``fit``, of the full coalition, does not reproduce the run's model."""

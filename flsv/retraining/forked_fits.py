@@ -90,7 +90,7 @@ class ForkedFits:
                 yield orders[place], found
 
     def pickled(self) -> bytes | ChildFailed:
-        """Return the fit, pickled in the state of its beginning."""
+        """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
         ((_, found),) = self._ask([None], "")
         return found  # type: ignore[no-any-return]
 
@@ -153,7 +153,7 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Turn the Trainer into the coalition's. Its loop's ``setup`` replaces the run's."""
+        """Prepare the Trainer to continue this fit with the coalition in ``order`` instead of the run."""
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -168,9 +168,9 @@ class ForkedFits:
         loop.setup(trainer, module, "fit")
 
 
-def ends_all(place: int, found: Any) -> bool:
-    """Return whether the other orders are dropped. This is so if the first, a test of the method, has failed."""
-    return place == 0 and isinstance(found, ChildFailed)
+def ends_all(index: int, found: Any) -> bool:
+    """Return whether to drop all other orders: the order at index 0, a test of the method, has failed."""
+    return index == 0 and isinstance(found, ChildFailed)
 
 
 def limit_since(begun: float) -> float:
@@ -179,7 +179,9 @@ def limit_since(begun: float) -> float:
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:
-    """Redirect this process's writes to memory. If that fails, allow them only in the returned folder."""
+    """Redirect this process's writes to memory. If that fails, allow writes only in a new folder in ``root``, and
+    return it.
+    """
     folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
     try:
         own_view(map(str, folders), root)

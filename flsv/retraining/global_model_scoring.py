@@ -28,7 +28,7 @@ from flsv.retraining.coalition_refusals import check_scored
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation without writing files. Return its seconds, without evaluations."""
+    """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
     callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
@@ -86,7 +86,7 @@ class GlobalModelScoring(L.Callback):
         self.seconds += time.perf_counter() - start
 
     def _end_round(self, trainer: L.Trainer) -> None:
-        """Score the model when all hooks of a round have been called."""
+        """Score the model after all hooks of a round."""
         index, rounds = trainer.current_epoch - 1, self._rounds or ()
         if index in rounds:
             self._score(trainer.lightning_module, index, after_round=index)
@@ -94,7 +94,7 @@ class GlobalModelScoring(L.Callback):
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def _end(self, trainer: L.Trainer) -> None:
-        """Score the model when all hooks of the end have been called."""
+        """Score the model after all hooks at the end of training."""
         self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
     def _evaluated(self, module: L.LightningModule, after_round: int | None = None) -> list[Scores]:

@@ -73,7 +73,9 @@ class KeptBeginning:
         return kept
 
     def fresh(self, why: str) -> CoalitionFits | None:
-        """Return a trainer of coalitions in new processes, after forks failed because of ``why``. None: impossible."""
+        """Return a trainer of coalitions in new processes, after forks failed because of ``why``. None if that is
+        impossible.
+        """
         forks, self.forks = self.forks, None
         if forks is None:
             return None

@@ -62,7 +62,7 @@ class TrainedGame:
         self.seconds: dict[Members, float] = {}
 
     def made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        """Make a trainer and a module for one fit of a coalition."""
+        """Make a trainer and a module for one fit of the coalition ``members``."""
         return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:

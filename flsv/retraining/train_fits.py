@@ -76,7 +76,9 @@ def train_fits(
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Train the coalitions that a store lacks, each by a separate fit. Results are added even if others fail."""
+    """Train the coalitions that a store lacks, each by a separate fit. Successful results are stored, even if other
+    fits fail.
+    """
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
     wanted = [members for members in missing if members] or [(0,)][: len(missing)]
@@ -139,7 +141,9 @@ def _check_starts(starts: set[str]) -> None:
 def once_proved(
     found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
 ) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the pairs of ``found`` after the fit ``proof``, a test of the method, has succeeded."""
+    """Yield the ``(order, result)`` pairs of ``found`` as soon as the order ``proof``, a test of the method, has
+    succeeded. Raise FitsFailed if it fails.
+    """
     held: list[tuple[Order, Found | ChildFailed]] = []
     for order, fit in found:
         held.append((order, fit))

@@ -117,14 +117,16 @@ class UtilityStore:
         return [self._known[seed, members, index] for index in self._rounds]
 
     def table(self, seed: int, masks: Tensor) -> Tensor:
-        """Return K coalitions' utilities after training, float64 ``[K, C]``, or raise KeyError."""
+        """Return K coalitions' utilities after training by C performances, float64 ``[K, C]``, or raise KeyError."""
         rows = [self._known[seed, members, LAST] for members in members_of(masks)]
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(
         self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add a coalition's utilities and outputs ``[R, V, ...]``. ``rows`` are by round, in the order of ``names``."""
+        """Add a coalition's outputs ``[R, V, ...]`` and utilities. ``rows`` are ``{round: utilities}``, one utility for
+        each of ``names``.
+        """
         kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
         if kept:
             self._outputs[seed, members] = kept

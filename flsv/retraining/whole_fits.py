@@ -40,7 +40,9 @@ def called(measure: str | ModelScore) -> str:
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
-    """Read coalitions' utilities by the measures ``by`` from a run's folder. Empty if there are none."""
+    """Read coalitions' utilities after ``rounds`` rounds, by the measures ``by``, from a run's folder. Empty if there
+    are none.
+    """
     path = folder / COALITIONS
     lines = whole_lines(path)[1:2] if path.is_file() else []
     if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
@@ -51,7 +53,9 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
-    """Train a coalition again by ``way``. Return its initial and final model ``[P]``, or None on failure."""
+    """Train the coalition of ``order`` again by ``way``, from slightly changed weights if ``nudged``. Return its
+    initial and final model ``[P]``, or None on failure.
+    """
     ((_, found),) = way.train([replace(order, nudged=nudged)])
     return None if isinstance(found, ChildFailed) else (found.start, found.last)
 
@@ -61,7 +65,9 @@ class Unproved(ConfigurationError):
 
 
 class WholeFits:
-    """Trainer of coalitions after a run. It yields results after it has reproduced the run's own model."""
+    """Trainer of coalitions after a run. It first trains all clients, and yields results once this has reproduced the
+    run's model.
+    """
 
     at_once = 1  # of the ranks of a run, each trains one coalition at a time
 
@@ -103,7 +109,9 @@ class WholeFits:
     def _tried(
         self, way: CoalitionFits, left: dict[FitOrder, ChildFailed | None], proof: FitOrder | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train the coalitions in ``left``, and yield results. Killed trainings stay in ``left``."""
+        """Train coalitions by ``way``, and yield each with its result or error. Its order is removed from ``left``,
+        unless its process was killed.
+        """
         for order, found in once_proved(self._trained(way, [*left], proof), proof):
             if isinstance(found, ChildFailed) and found.killed:
                 left[order] = found
@@ -114,7 +122,9 @@ class WholeFits:
     def _trained(
         self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train ``proof``, the full coalition, and ``orders``. A deviating ``proof`` comes last, if accepted."""
+        """Train by ``way``, and yield each order with its result or error. ``proof`` trains the full coalition. If its
+        model deviates from the run's, its result is checked and yielded last.
+        """
         doubted = None
         for order, found in way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None

@@ -46,8 +46,8 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort, in a sampler that first requests numbers from clients, such as losses. By default, call
-        :meth:`sample`.
+        """Draw the cohort, by numbers such as losses that are first requested from clients. By default, call
+        :meth:`sample` instead.
 
         The traffic of the requests is counted in the round for which the cohort is drawn.
 

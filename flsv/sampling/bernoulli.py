@@ -114,7 +114,7 @@ def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _draw_conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw a cohort by coins, conditional on at least ``count`` clients."""
+    """Draw a cohort by a flip per client with probabilities ``coins``, conditional on at least ``count`` clients."""
     table, drawn, missing = _probabilities(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

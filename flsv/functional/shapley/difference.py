@@ -104,8 +104,8 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw coalitions S of the given sizes ``[R]`` for each other player. Return S + base player and S + other
-        player, both bool ``[R, n-1, n]``.
+        """Draw, for each player i except the base player, coalitions S of the given sizes ``[R]`` without these two.
+        Return S + base player and S + i, both bool ``[R, n-1, n]``.
         """
         others = self.num_players - 1
         free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)

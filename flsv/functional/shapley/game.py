@@ -122,9 +122,7 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations that groups of coalitions ``[G, K, n]`` need. Entry g of ``[G]`` is for the first g
-        + 1 groups.
-        """
+        """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
@@ -188,7 +186,7 @@ class Sampling(MemoizedGame):
 
     @property
     def buys_all(self) -> bool:
-        """Return whether the budget suffices for all coalitions, of at most 22 players."""
+        """Return whether there are at most 22 players and the budget suffices for all coalitions."""
         return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
 
     @property

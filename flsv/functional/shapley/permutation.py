@@ -60,7 +60,9 @@ _MAX_BATCH = 2**16  # coalitions per batch
 
 
 def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float | Tensor | None = None) -> Tensor:
-    """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``."""
+    """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``. Contributions are 0
+    once an order's utility is within ``truncation`` of the grand coalition's.
+    """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
     path = empty.repeat(count, num_players + 1, 1)
@@ -150,8 +152,8 @@ def _sample_orders(
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample up to ``most`` groups of orders within the budget. Return the moments of the marginal contributions and
-    the number of distinct groups.
+    """Sample up to ``most`` groups of ``group`` orders within the budget. Return the moments of the marginal
+    contributions and the number of distinct groups.
     """
     moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
     per_group = max(group * (n - 1), 1)

@@ -104,12 +104,12 @@ class PredictedValues(ShapleyEstimate):
 
 
 class PredictedGame:
-    """Game of masks ``[K, n]`` with utilities ``[K, 2 M]``, by interpolation and by ensemble. Trained coalitions have
-    their own utilities, others the scores of predicted outputs.
+    """Game with two utilities per coalition, by interpolation and by ensemble, from masks ``[K, n]`` to ``[K, 2 M]``.
+    Trained coalitions have their own utilities twice, others the scores of predicted outputs.
     """
 
-    # First the M utilities of interpolated outputs, then those of the ensemble's; trained coalitions have their own
-    # in both. Raises ValueError if shapes do not fit, a number is not finite, or a needed coalition is missing.
+    # First the M utilities of interpolated outputs, then those of the ensemble's. Raises ValueError if shapes do
+    # not fit, a number is not finite, or a needed coalition is missing.
 
     def __init__(
         self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor, score: Score, *, logits: bool
@@ -212,7 +212,9 @@ def predicted_shapley(
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:
-    """Compute Shapley values from all coalitions' utilities by both predictions, ``[2^n, 2]`` or ``[2^n, 2, M]``."""
+    """Compute Shapley values from all coalitions' utilities by interpolation and by ensemble, ``[2^n, 2]`` or ``[2^n,
+    2, M]``.
+    """
     both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
     return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
 

@@ -205,8 +205,8 @@ class Surrogate:
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """Fit a surrogate with the kernel and ridge penalty of the largest marginal likelihood. Also return the
-    leave-one-out residuals ``[m, M]``.
+    """Fit a surrogate with that sum of kernels among ``candidates`` and that ridge penalty whose marginal likelihood is
+    largest. Also return the leave-one-out residuals ``[m, M]``.
     """
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean

@@ -70,7 +70,9 @@ def safe_support(samples: int) -> int:
 
 
 def check_support(support: int, samples: int, who: str = "the client") -> None:
-    """Raise ConfigurationError unless every returned point is a mean of more than two samples."""
+    """Raise ConfigurationError unless each of ``support`` returned points is a mean of more than two of the
+    ``samples``.
+    """
     if support <= safe_support(samples):
         return
     advice = f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"

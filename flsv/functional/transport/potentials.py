@@ -302,7 +302,9 @@ def _values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Compute the samples' values for one choice of ``part``."""
+    """Compute the samples' values for one choice of ``part``. ``labeled()`` returns the cost with labels. None: labels
+    are not known.
+    """
     if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)

@@ -21,7 +21,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Fold(ABC):
-    """Base class of folds, which combine a client's values of single rounds to one value.
+    """Base class of folds, which combine a client's values of single rounds into one.
 
     A fold stores its states in the ``metric``, a :class:`flsv.metrics.CoalitionValue`, which calls :meth:`update` after
     each round. The shapes have n clients, k of them players of the round, and M columns (classes, or 1).

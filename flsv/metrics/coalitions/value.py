@@ -166,7 +166,9 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """Set a preset's signature: its own arguments, then those of this class that it does not fix (``chosen``)."""
+        """Set a preset's signature: its own arguments, then those of this class except ``chosen``, which the preset
+        fixes.
+        """
         super().__init_subclass__(**kwargs)
         if chosen:
             own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in ("self", "kwargs")]
