@@ -97,7 +97,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def by_rarity(self) -> bool:
-        """Return whether the positive class is the rarer one of two, because the user named none."""
+        """Return whether the positive class is the rarer of two classes because the user named none."""
         return self._data.by_rarity
 
     @property

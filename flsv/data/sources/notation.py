@@ -49,10 +49,9 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert one file's column to numbers as :func:`parsed` does, in the notation that it shows.
+    """Convert one file's column to numbers as :func:`parsed` does, in the notation that its values show.
 
-    ``decimal`` does not apply to a column that contradicts it. ``thousands`` applies only if a value shows this
-    separator, or with ``possible``.
+    ``decimal`` is ignored if a value contradicts it, ``thousands`` unless a value shows it or with ``possible``.
     """
     texts = [value for value in values if isinstance(value, str)]
     if decimal == "," and any(map(_is_point, texts)):
@@ -70,9 +69,9 @@ def _is_point(text: str) -> bool:
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find the texts that are numbers in another notation only, and the notations that fit.
+    """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
-    There are no texts if most are words, and several notations if these give different numbers.
+    Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
     """
     like = sorted(_unread(parts, decimal, thousands))
     words = {text for text in like if not _is_number(text)}
@@ -151,9 +150,9 @@ def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> l
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only order of day, month and year in which all texts are dates.
+    """Return the only order of day, month and year that makes all texts dates.
 
-    Return None if several fit or the formats ``known`` differ.
+    Return None if several orders fit, or ``known`` formats have another order.
     """
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)
