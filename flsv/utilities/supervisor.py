@@ -52,7 +52,7 @@ class ChildFailed(RuntimeError):
 
 
 class GoOn(BaseException):
-    """Exception by which a task in a forked child leaves :func:`supervise` and continues the program."""
+    """Exception raised in a forked child to leave :func:`supervise` and continue the program there."""
 
 
 def supervise(
@@ -109,7 +109,7 @@ def supervise_fresh(
 
 
 class ForksOrFresh:
-    """Runner of tasks in forks, or in fresh processes if the first fork that ends has failed."""
+    """Runner of tasks in forks, which changes to fresh processes if the first fork to end has failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -205,7 +205,7 @@ _FRESH = "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import ru
 def _command(
     task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
-    """Return the command and input of a fresh process. Without ``task``, it forks for each task that it receives."""
+    """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
     given = b"" if task is None else cloudpickle.dumps(task)
     return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
