@@ -41,7 +41,9 @@ class LocalWork(NamedTuple):
     steps: int = 0
 
     def lengths(self, batches: int, window: int) -> list[int]:
-        """Return the number of batches of each epoch. A full epoch has ``batches``, an optimizer step ``window``."""
+        """Return each local epoch's number of batches, for full epochs of ``batches`` and optimizer steps of
+        ``window``.
+        """
         if self.epochs:
             return [batches] * self.epochs
         passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
@@ -201,7 +203,7 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """Return the upload that adds noise for differential privacy, or None."""
+        """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
@@ -234,7 +236,7 @@ def _checked_epochs(given: Any) -> Any:
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that objects name in their attribute ``head``, or None."""
+    """Return the classifier head's name in the attribute ``head`` of one of ``parts``, or None."""
     named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
     if len(named) > 1:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
