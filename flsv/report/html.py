@@ -56,7 +56,7 @@ class Table:
 
     @staticmethod
     def _cell(cell: str | Cell) -> Cell:
-        """Return a cell whose line does not break within an interval."""
+        """Convert a text to a cell that keeps an interval, such as ``1 to 2``, on one line."""
         return cell if isinstance(cell, Cell) else Cell(cell.replace(" to ", "\u00a0to\u00a0"))
 
 
