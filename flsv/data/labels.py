@@ -225,7 +225,7 @@ def _numbers(names: Collection[str]) -> list[float]:
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the class names with the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
+    """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
     if pos_label is not None:
         positive = named_class(names, pos_label)
     elif not chosen_by_rarity(names, None):
