@@ -135,9 +135,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return the indices and labels of a client's samples, six tensors int64 ``[n]`` that identify its data.
+        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
 
-        Their order is: indices and labels in ``train``, in ``val``, and in ``test``.
+        They identify the client's data.
         """
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]

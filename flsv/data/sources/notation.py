@@ -113,9 +113,9 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether a text shows that a point or comma separates thousands.
+    """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
 
-    It does so by two of them, or by one beside a decimal mark.
+    A text shows this by two of them, or by one beside a decimal mark.
     """
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
@@ -133,7 +133,7 @@ def are_dates(texts: Iterable[str]) -> bool:
 
 
 def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
-    """Return the ``strftime`` formats of dates that are not ISO 8601.
+    """Return the ``strftime`` formats of the dates in ``parts``, the texts of each file, that are not ISO 8601.
 
     Return None if a file does not show the order of day and month.
     """
@@ -150,7 +150,7 @@ def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> l
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only order of day, month and year that makes all texts dates.
+    """Return the only order of day, month and year, separated by ``mark``, that makes all texts dates.
 
     Return None if several orders fit, or ``known`` formats have another order.
     """
