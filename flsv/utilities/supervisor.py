@@ -99,7 +99,10 @@ def supervise_fresh(
     limit_s: float | None = None,
     forks: bool = True,
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks in fresh processes, like :func:`supervise`, if this process cannot be forked."""
+    """Run tasks in fresh processes, as :func:`supervise` does in forks of this process.
+
+    With ``forks``, one fresh process forks for each task. Otherwise each task has its own fresh process.
+    """
     # Tasks cross by cloudpickle. Without `forks` each has a fresh process, as those that use an accelerator need.
     if forks:
         with closing(FreshProcess()) as process:
@@ -387,7 +390,7 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or error, and end the process."""
+    """Run a task in this fork, write its answer or error to the pipe ``write``, and end the process."""
     global _answer_to
     _answer_to = write
     try:
