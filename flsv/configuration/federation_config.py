@@ -153,7 +153,7 @@ class FederationConfig:
             )
 
     def work_of(self, name: str) -> LocalWork:
-        """Return the length of a client's local training in a round."""
+        """Return the length of the local training in a round of the client ``name``."""
         given = self.local_epochs
         if isinstance(given, str):
             return LocalWork(0, int(given.split()[0]))
