@@ -237,7 +237,7 @@ class FedBary(ValidatedArguments):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Return the target's points ``[m', d']``, made of the server's samples, and the samples' number of features."""
+        """Return the target's points ``[m', d']``, from the server's samples, and the samples' number of features."""
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
         if not whole.any():
