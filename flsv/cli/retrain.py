@@ -192,7 +192,7 @@ def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the time limit of a training in seconds. None if the run has not ended."""
+    """Return the time limit of a training in seconds, from the run's duration. None if the run has not ended."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
