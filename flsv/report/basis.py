@@ -186,7 +186,7 @@ def _sentences(against: Mapping[str, Any]) -> dict[str, str]:
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """Describe the training runs behind values by retraining: coalitions, seeds, rounds and changed settings."""
+    """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
     parts = [*_seeds_and_rounds(row["seeds"].split(), [row["rounds"]], planned), row.get("changed")]
     return ", ".join(filter(None, [WORDS["trainings"].get(row.get("trainings")), *parts]))
 
