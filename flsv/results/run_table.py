@@ -119,7 +119,7 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last value of a metric or its ``column``, or with ``what`` its interval's low or high end."""
+    """Return each client's last value of a metric or ``column``, or with ``what`` its interval's low or high end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 

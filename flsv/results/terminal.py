@@ -42,7 +42,7 @@ _SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print a table of the clients' values, and sentences on them.
+    """Print a table of the clients' values, sentences on them, and the lines ``where``.
 
     The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
     """
