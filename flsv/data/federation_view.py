@@ -29,7 +29,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """Base class of :class:`~flsv.data.FederatedDataModule` with everything that only reads the data."""
+    """Base class of :class:`~flsv.data.FederatedDataModule` with the members that only read the partitioned data."""
 
     partitioner: Partitioner
     splits: Splits
@@ -263,7 +263,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data, or None without any or if a wrapped data module has a test loader.
+        """Test data, or None if there are none or a wrapped data module has its own test loader.
 
         Test data from a table have the attribute ``row_names``.
         """

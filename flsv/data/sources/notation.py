@@ -133,7 +133,7 @@ def are_dates(texts: Iterable[str]) -> bool:
 
 
 def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
-    """Return the ``strftime`` formats of the dates in ``parts``, the texts of each file, that are not ISO 8601.
+    """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
 
     Return None if a file does not show the order of day and month.
     """
