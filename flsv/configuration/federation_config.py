@@ -41,9 +41,7 @@ class LocalWork(NamedTuple):
     steps: int = 0
 
     def lengths(self, batches: int, window: int) -> list[int]:
-        """Return each local epoch's number of batches, for full epochs of ``batches`` and optimizer steps of
-        ``window``.
-        """
+        """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
         if self.epochs:
             return [batches] * self.epochs
         passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
