@@ -275,7 +275,7 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient minus its center ``[m]``, and the deviation ``[]``."""
+    """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
