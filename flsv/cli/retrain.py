@@ -180,7 +180,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
 
 def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the trainer of coalitions in child processes."""
+    """Return an object that trains coalitions in child processes."""
     jobs = jobs or (cores() if summary.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
