@@ -132,7 +132,7 @@ class Duplicates(Corruption):
 
 
 class LostInputs(Corruption):
-    """Corruption that sets the last inputs of each sample to 0, a fraction ``share`` of all.
+    """Corruption that sets the last fraction ``share`` of each sample's inputs to 0.
 
     Example:
         >>> LostInputs(0.5)(torch.ones(1, 2, 2), torch.zeros(1), num_classes=2, generator=torch.Generator())[0]

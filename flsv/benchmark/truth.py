@@ -81,7 +81,7 @@ class Truth:
 
 
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
-    """Compute the ground truth from all coalitions' utilities ``[s, 2^n]`` for s seeds."""
+    """Compute the clients' exact Shapley values from all coalitions' utilities ``[s, 2^n]`` for s training seeds."""
     values = shapley_of_table(utilities.T.contiguous()).T
     return Truth(tuple(seeds), values, utilities)
 

@@ -144,7 +144,7 @@ def _report(
 
 
 def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
-    """Measure what each metric costs, ``{metric: cost}``, in :data:`COSTS_IN` or else the user's own federation."""
+    """Measure each metric's cost, ``{metric: cost}``, in the federation :data:`COSTS_IN`, or else the user's own."""
     own = [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
 

@@ -44,7 +44,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the value that selects the best round is logged. The first call chooses it."""
+        """Return whether the monitored value is logged. The first call chooses which value is monitored."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -98,7 +98,7 @@ def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the existing paths of the best checkpoint that ``checkpoint`` names, also in the folder of ``path``."""
+    """Yield the existing files of the best checkpoint: at the path that ``checkpoint`` records, and beside ``path``."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])

@@ -66,7 +66,7 @@ USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
-    """Return a parser for a command's ``{section: class}``. Files may have other sections, which it ignores."""
+    """Return a parser for a command's options, ``{section: class}``. It ignores other sections in files."""
     parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():

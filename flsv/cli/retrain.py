@@ -180,7 +180,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
 
 def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
-    """Return the trainer of coalitions in child processes."""
+    """Return an object that trains coalitions in child processes."""
     jobs = jobs or (cores() if summary.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -192,7 +192,7 @@ def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the time limit of a training in seconds. None if the run has not ended."""
+    """Return the time limit of a training in seconds, from the run's duration. None if the run has not ended."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))

@@ -212,7 +212,7 @@ def _judges_of(loop: FederatedLoop) -> Judges:
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint and None, or None and the reason why it cannot be compared."""
+    """Return the run's last checkpoint and None, or None and the reason why trainings cannot be compared with it."""
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     try:
@@ -243,7 +243,10 @@ def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
 
 
 def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
-    """Run tasks in child processes or, if ``joblib.parallel_config`` names a backend, on its workers."""
+    """Run ``tasks``, pairs of name and callable, in child processes, and return pairs of name and result.
+
+    A backend named by ``joblib.parallel_config`` runs them on its workers instead.
+    """
     if by_workers():
         return supervise_by_joblib(tasks, jobs, limit_s)
     if why_not_fork() is None and not has_accelerator():  # a fork could not train there

@@ -41,7 +41,7 @@ class LocalWork(NamedTuple):
     steps: int = 0
 
     def lengths(self, batches: int, window: int) -> list[int]:
-        """Return the number of batches of each epoch. A full epoch has ``batches``, an optimizer step ``window``."""
+        """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
         if self.epochs:
             return [batches] * self.epochs
         passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
@@ -151,7 +151,7 @@ class FederationConfig:
             )
 
     def work_of(self, name: str) -> LocalWork:
-        """Return the length of a client's local training in a round."""
+        """Return the length of the local training in a round of the client ``name``."""
         given = self.local_epochs
         if isinstance(given, str):
             return LocalWork(0, int(given.split()[0]))
@@ -201,7 +201,7 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """Return the upload that adds noise for differential privacy, or None."""
+        """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
@@ -234,7 +234,7 @@ def _checked_epochs(given: Any) -> Any:
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that objects name in their attribute ``head``, or None."""
+    """Return the classifier head's name in the attribute ``head`` of one of ``parts``, or None."""
     named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
     if len(named) > 1:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())

@@ -53,7 +53,7 @@ def _hash_of(dataset: Any, indices: Tensor) -> str:
 
 
 def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
-    """Return a folder's image names and sizes, with hashes of small ones. Other data sets give an empty list."""
+    """Return an image folder's file names and sizes at ``indices``, and hashes of small files. Other data give none."""
     from torchvision.datasets import DatasetFolder
 
     if not isinstance(dataset, DatasetFolder):

@@ -34,7 +34,7 @@ from flsv.utilities.seeding import generator_for
 
 
 class ClientChoice(ValidatedArguments):
-    """Choice of clients: given numbers, a random share, or all clients.
+    """Choice of clients: given ids, a random share, or all clients.
 
     The choice depends only on its arguments and the number of clients. So a corruption and an attack with the same
     ``fraction`` and ``seed`` concern the same clients, and a larger fraction chooses the same clients as a smaller one,

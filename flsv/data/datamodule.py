@@ -240,7 +240,7 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data at a participant's own site, as the federation's clients from number ``first_client`` on."""
+        """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
@@ -337,5 +337,5 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _name(given: Any) -> Any:
-    """Return a column's name as text, since a DataFrame may have numbers. Return any other argument unchanged."""
+    """Convert a column's name, a text or a number, to text. Return any other argument unchanged."""
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given

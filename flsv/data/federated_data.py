@@ -129,7 +129,7 @@ def partition_data(
 def _as_read(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """Return the source, in memory if ``loader.preload``, and the training and evaluation loaders' options."""
+    """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
     eval_options = source.eval_options | loader.changes() | {"drop_last": False}
     if loader.preload:
@@ -322,7 +322,7 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Return the data without the training samples that ``detector`` flags as harmful."""
+    """Return ``dealt``, the data of ``module``, without the training samples that ``detector`` flags as harmful."""
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []

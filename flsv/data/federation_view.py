@@ -29,7 +29,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """Base class of :class:`~flsv.data.FederatedDataModule` with everything that only reads the data."""
+    """Base class of :class:`~flsv.data.FederatedDataModule` with the members that only read the partitioned data."""
 
     partitioner: Partitioner
     splits: Splits
@@ -97,7 +97,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def by_rarity(self) -> bool:
-        """Return whether the positive class is the rarer one of two, because the user named none."""
+        """Return whether the positive class is the rarer of two classes because the user named none."""
         return self._data.by_rarity
 
     @property
@@ -135,9 +135,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return the indices and labels of a client's samples, six tensors int64 ``[n]`` that identify its data.
+        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
 
-        Their order is: indices and labels in ``train``, in ``val``, and in ``test``.
+        They identify the client's data.
         """
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
@@ -263,7 +263,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data, or None without any or if a wrapped data module has a test loader.
+        """Test data, or None if there are none or a wrapped data module has its own test loader.
 
         Test data from a table have the attribute ``row_names``.
         """

@@ -50,15 +50,15 @@ _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Return the words for a client in a message: number and, if different, name."""
+    """Describe a client in a message: ``noun``, id and, if different, name."""
     name = names[client] if client < len(names) else str(client)
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
 def check_spelling(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError if two names differ only in spelling.
+    """Raise ConfigurationError if two names are spellings of one name.
 
-    They do so as equal numbers, or as words equal up to case, white space and a full stop.
+    These are equal numbers, or words that are equal up to case, white space and a full stop.
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
@@ -123,7 +123,7 @@ def own_entries(dataset: Dataset, name: str) -> Any:
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """Read one value per sample, from an attribute of the data set or a field of each sample (``"meta.site"``)."""
+    """Read one value per sample: the data set's attribute ``name``, or that field of each sample (``"meta.site"``)."""
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
         # For mypy: a map-style data set has a length.

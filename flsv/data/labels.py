@@ -86,7 +86,7 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 
 def _label_of(sample: Any) -> Any:
-    """Return a sample's label, or None: the last element, or a field such as ``label`` or ``target``."""
+    """Return a sample's label: its last element, or a field such as ``label`` or ``target``. None without a label."""
     if isinstance(sample, list | tuple):
         return sample[-1] if len(sample) > 1 else None
     if isinstance(sample, Mapping):
@@ -225,7 +225,7 @@ def _numbers(names: Collection[str]) -> list[float]:
 
 
 def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
-    """Sort class names in the order of their numbers, with the positive one of two classes second."""
+    """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
     if pos_label is not None:
         positive = named_class(names, pos_label)
     elif not chosen_by_rarity(names, None):
@@ -236,7 +236,7 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
-    """Return the class name that ``pos_label`` means, also if it is a number or truth value in YAML."""
+    """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
     found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
     if len(names) != 2 or not found:
         raise ConfigurationError(

@@ -49,7 +49,7 @@ class WeightedDraws:
 
 
 def drawn_order(length: int, generator: torch.Generator, draws: WeightedDraws | None = None) -> Tensor:
-    """Return an epoch's sample indices in reading order, int64: each of ``length`` once, or as ``draws`` says."""
+    """Return an epoch's sample indices in reading order, int64: a permutation of ``length``, or weighted ``draws``."""
     if draws is None:
         return torch.randperm(length, generator=generator)
     return torch.multinomial(draws.weights, draws.count, draws.replacement, generator=generator)
@@ -219,7 +219,7 @@ _DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> list[Any]:
-    """Return the random generators in the attributes, lists and dictionaries of objects and their classes.
+    """Find the random generators that objects and their classes hold in attributes, lists and dictionaries.
 
     An example is MONAI's ``R``.
     """
@@ -277,7 +277,7 @@ class SeededLoader(DataLoader):
 
 
 def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
-    """Seed the random generators in a worker process, then call the user's ``init``."""
+    """Seed the random generators of ``holders`` in a worker process, then call the user's ``init``."""
     seed_held(held_generators(*holders), seed, worker)
     if init is not None:
         init(worker)

@@ -19,7 +19,7 @@ Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such a
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
-    """Return the number of values in one sample."""
+    """Return the number of values in a sample of shape ``input_shape``."""
     if not input_shape:
         raise ConfigurationError(f"{network}: input_shape=() is no sample's shape. Give one, such as (30,).")
     return math.prod(input_shape)

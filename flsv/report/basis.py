@@ -84,7 +84,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values to share out by: ``by``, or the only name in ``suitable``."""
+    """Return the name of the values by which to share a budget out: ``by``, or the only name in ``suitable``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -168,7 +168,7 @@ def _retrained(run: Run) -> Basis:
 
 
 def against_retrained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the reasons against values by retraining as a basis for payment, from the rows of ``retrained.csv``."""
+    """Return the reasons against paying by the values in ``retrained.csv``, as ``{reason: sentence}``."""
     first = rows[0]
     against = {
         "ranking": first.get("trainings") in RANKING_ONLY,
@@ -181,12 +181,12 @@ def against_retrained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _sentences(against: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sentences whose condition, or inserted text, is not empty."""
+    """Return ``{reason: sentence}`` for the true values in ``against``, which are inserted into the sentences."""
     return {name: WORDS["against"][name].format(what) for name, what in against.items() if what}
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """Describe the training runs behind values by retraining: coalitions, seeds, rounds and changed settings."""
+    """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
     parts = [*_seeds_and_rounds(row["seeds"].split(), [row["rounds"]], planned), row.get("changed")]
     return ", ".join(filter(None, [WORDS["trainings"].get(row.get("trainings")), *parts]))
 

@@ -56,7 +56,7 @@ class Table:
 
     @staticmethod
     def _cell(cell: str | Cell) -> Cell:
-        """Return a cell whose line does not break within an interval."""
+        """Convert a text to a cell that keeps an interval, such as ``1 to 2``, on one line."""
         return cell if isinstance(cell, Cell) else Cell(cell.replace(" to ", "\u00a0to\u00a0"))
 
 
@@ -68,7 +68,7 @@ def render(**content: Any) -> str:
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Table:
-    """Return a heatmap of ``values [k][M]``: blue above 0, orange below, stronger further from 0."""
+    """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 

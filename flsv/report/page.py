@@ -206,7 +206,7 @@ def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) 
 
 
 def _part(run: Run, client: int, finding: str) -> Table | None:
-    """Return a table of one client's rounds and samples, and faults of its updates."""
+    """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
     samples, taken = run.record["samples"], run.taken_part()[client]
     part = {"rounds with your update": f"{taken} of {run.rounds}", "your training samples": str(samples[client])}
     if _public(run, samples):
@@ -227,7 +227,7 @@ def _own_settings(run: Run, client: int, public: bool) -> Table | None:
 def _values(
     basis: Basis, clients: Sequence[int], names: Sequence[str], shares: Shares | None, found: Sequence[str]
 ) -> Table:
-    """Return the first page's table: values with bars, shares and amounts, and faults of updates."""
+    """Return the page's main table: values with bars, shares and amounts, and ``found``, the faults of updates."""
     value, low, high = ([each[client] for client in clients] for each in (basis.values, basis.low, basis.high))
     columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
     columns[""] = bars(value, low, high)
@@ -239,7 +239,7 @@ def _values(
 
 
 def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
-    """Return the first page's table for one client: its value and share, beside the mean of all."""
+    """Return the main table of a client's page: its value and share, beside the mean of all."""
     (cell,) = with_intervals([basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to ")
     head, row = ["", "your value", "mean of all"], [basis.title, cell, _mean(run, basis.values)]
     if shares is not None:

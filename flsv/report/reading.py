@@ -127,7 +127,9 @@ class Run:
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """Return the last values ``[n]`` of a metric, or of one ``column`` such as a class. NaN for clients without."""
+        """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
+        one.
+        """
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
@@ -246,7 +248,7 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run with the means over all runs of its ``flsv repeat``, if there is one."""
+    """Return a run with the means over all runs of its ``flsv repeat``, or the run itself without one."""
     runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
     if not runs:
         return run

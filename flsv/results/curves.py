@@ -89,7 +89,7 @@ def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
 
 
 def tag_of(metric: str) -> str:
-    """Return a metric's name in a tag. Scores of the clients' own models get the prefix ``client_``."""
+    """Return a metric's name for a curve's tag. Scores of the clients' own models get the prefix ``client_``."""
     return f"client_{metric}" if metric in OWN_SCORES else metric
 
 

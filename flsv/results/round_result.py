@@ -32,7 +32,9 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return groups of clients that sent copies of updates. A client that sent the model's last step back is a group.
+    """Return groups of clients that sent copies of updates.
+
+    A client that sent the model's last step back is a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])

@@ -76,7 +76,7 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean needs all scores.
+    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean is NaN if a score is.
 
     Example:
         >>> import torch
@@ -116,7 +116,7 @@ class RoundResults:
         self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Return the table's rows for the metrics' values, and for other numbers ``name=[n]``, after a round."""
+        """Return the table's rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured, _ = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
@@ -126,7 +126,7 @@ class RoundResults:
         return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Start a resumed run from ``known``, the metrics' rows before its first round, to find what changes."""
+        """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
         self._before = known
 
     def round_result(

@@ -119,7 +119,7 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last ``"value"`` by a metric or one of its columns, or the ``"low"`` or ``"high"`` end."""
+    """Return each client's last value of a metric or ``column``, or with ``what`` its interval's low or high end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
@@ -133,7 +133,7 @@ def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float],
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds for n clients.
 
-    In a round without a new value the last one is repeated, except for :data:`OF_A_ROUND`.
+    In a round without a new value the last one is repeated, except for single rounds' numbers (:data:`OF_A_ROUND`).
     """
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))

@@ -42,7 +42,7 @@ _SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print a table of the clients' values, and sentences on them.
+    """Print a table of the clients' values, sentences on them, and the lines ``where``.
 
     The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
     """
@@ -205,7 +205,7 @@ class Terminal(Sink):
         bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
-        """Restore the bar's own methods. After a failed fit no table is printed."""
+        """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""
         if self._bar is not None:
             self._bar.__dict__.pop("get_metrics", None)
         if failed:

@@ -75,7 +75,7 @@ def with_intervals(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return a sequence of up to ``most`` elements, or else its first and last ``ends`` elements."""
+    """Return ``order`` if it has up to ``most`` elements, or else its first and last ``ends`` elements."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
@@ -86,7 +86,7 @@ def by_value(values: Sequence[float]) -> list[int]:
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Sort the names of ``{metric: class}``, metrics closest to retraining first, see :data:`NEAREST`.
+    """Sort metrics' names, given as ``{name: class}``, metrics closest to retraining first, see :data:`NEAREST`.
 
     Example:
         >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
@@ -107,7 +107,7 @@ def shares_in(values: Sequence[float]) -> list[float]:
 
 
 def titled(by: str) -> str:
-    """Return the name of a performance measure (``name of class``) in words.
+    """Return a title for a performance measure, given as ``name`` or ``name of class``.
 
     Example:
         >>> titled("average_precision of yes")

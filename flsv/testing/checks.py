@@ -73,7 +73,7 @@ class PartCheck:
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case as callables."""
+    """Return all checks of a case, and the checks ``more``, as callables."""
     checks = [*case.checks, *more]
     unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
     if unknown:

@@ -66,7 +66,7 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the features ``[m, 4]`` and classes ``[m]`` of a client, always the same."""
+    """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``alike``, its samples are all equal."""
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
     x = torch.randn(size, FEATURES, generator=generator_for(0, "samples", client)) + client / 4
@@ -75,7 +75,7 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Return a data module of four clients and a server with a validation set."""
+    """Return a data module of a server and four clients, of which number ``order[i]`` has ``samples_of(i)``."""
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
     return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
 

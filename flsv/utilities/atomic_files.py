@@ -29,7 +29,10 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces ``path`` when the context ends without an error."""
+    """Open a temporary file that replaces ``path`` when the context ends without an error.
+
+    With ``private``, only its owner can read it.
+    """
     # In the same folder, so on the same file system, where a move is atomic.
     draft = path.with_name(f".{path.name}.tmp")
     try:

@@ -133,7 +133,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """Convert a value by the first choice that allows it."""
+    """Convert a value by the first of ``choices`` that allows it."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)
@@ -152,7 +152,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> list[_Choice]:
-    """Return a :data:`_Choice` for each kind of values that an annotation allows."""
+    """Return a converter and its description for each kind of values that an annotation allows."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [

@@ -31,7 +31,7 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Return the error for a component that needs training samples with classes."""
+    """Return an error that says what needs classes (``asking``), why they are ``missing``, and what else helps."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
         f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."

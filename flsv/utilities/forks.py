@@ -138,7 +138,7 @@ def as_a_child(parent: int) -> None:
 
 
 def _own_descriptors() -> None:
-    """Replace open files by copies, and files opened only for writing by the null device."""
+    """Replace a fork's shared open files by copies, and those opened only for writing by the null device."""
     import fcntl  # not on all systems
 
     folder = "/proc/self/fd"

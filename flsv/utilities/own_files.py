@@ -46,7 +46,10 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path, more: int = 0) -> Iterator[None]:
-    """Lock a folder for this process and its forks. With ``LOCK_NB`` raise OSError if another one holds the lock."""
+    """Lock a folder for this process and its forks.
+
+    With the flag ``more=LOCK_NB``, raise OSError if another process holds the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -60,7 +63,7 @@ def _locked(folder: Path, more: int = 0) -> Iterator[None]:
 
 
 def own_view(folders: Iterable[str], own: str) -> None:
-    """Redirect this fork's file writes into memory, below the folder ``own``. Other processes do not see them."""
+    """Redirect this fork's writes to ``folders`` into memory, mounted at ``own``. Other processes do not see them."""
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
     if _call("unshare", _NEW_NAMESPACES[0], failing=False):
         _call("unshare", _NEW_NAMESPACES[1])

@@ -52,7 +52,7 @@ class ChildFailed(RuntimeError):
 
 
 class GoOn(BaseException):
-    """Exception by which a task in a forked child leaves :func:`supervise` and continues the program."""
+    """Exception raised in a forked child to leave :func:`supervise` and continue the program there."""
 
 
 def supervise(
@@ -99,7 +99,10 @@ def supervise_fresh(
     limit_s: float | None = None,
     forks: bool = True,
 ) -> Iterator[tuple[Name, Any]]:
-    """Run tasks in fresh processes, like :func:`supervise`, if this process cannot be forked."""
+    """Run tasks in fresh processes, as :func:`supervise` does in forks of this process.
+
+    With ``forks``, one fresh process forks for each task. Otherwise each task has its own fresh process.
+    """
     # Tasks cross by cloudpickle. Without `forks` each has a fresh process, as those that use an accelerator need.
     if forks:
         with closing(FreshProcess()) as process:
@@ -109,7 +112,7 @@ def supervise_fresh(
 
 
 class ForksOrFresh:
-    """Runner of tasks in forks, or in fresh processes if the first fork that ends has failed."""
+    """Runner of tasks in forks, which changes to fresh processes if the first fork to end has failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -203,7 +206,7 @@ _FRESH = "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import ru
 def _command(
     task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
-    """Return the command and input of a fresh process. Without ``task``, it forks for each task that it receives."""
+    """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
     given = b"" if task is None else cloudpickle.dumps(task)
     return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
@@ -385,7 +388,7 @@ class _Child:
 
 
 def _work(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, send its answer or error, and end the process."""
+    """Run a task in this fork, write its answer or error to the pipe ``write``, and end the process."""
     global _answer_to
     _answer_to = write
     try:

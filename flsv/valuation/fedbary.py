@@ -200,7 +200,7 @@ class FedBary(ValidatedArguments):
         own = None if server is None else server.samples("val")
         self.features.fit(None if own is None else own[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
-        enter = partial(questions.enter, key=key, embed=embed, how=self)
+        enter = partial(questions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
@@ -237,7 +237,7 @@ class FedBary(ValidatedArguments):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Compute the target's points ``[m', d']`` from the server's samples."""
+        """Return the target's points ``[m', d']``, from the server's samples, and the samples' number of features."""
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
         if not whole.any():
@@ -256,7 +256,7 @@ class FedBary(ValidatedArguments):
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
-        """Run the server's side of one client's valuation. Return the distance and the samples' summary."""
+        """Compute one client's distance and, with ``judge``, its samples' summary, by exchanges with the client."""
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):

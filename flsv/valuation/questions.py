@@ -89,16 +89,16 @@ class _ClientState:
     device: torch.device
 
 
-def embed_labels(x: Tensor, y: Tensor, how: FedBary) -> tuple[Tensor, ClassStatistics]:
+def embed_labels(x: Tensor, y: Tensor, valuer: FedBary) -> tuple[Tensor, ClassStatistics]:
     """Append coordinates that represent the labels to the samples' features. Also return the classes' statistics."""
-    statistics = class_statistics(x, y, covariance=how.covariance)
-    if how.label_weight == 0:
+    statistics = class_statistics(x, y, covariance=valuer.covariance)
+    if valuer.label_weight == 0:
         return x, statistics
-    options: Any = {"covariance": how.covariance, "label_weight": how.label_weight}
+    options: Any = {"covariance": valuer.covariance, "label_weight": valuer.label_weight}
     return label_embedding(x, y, **options, statistics=statistics), statistics
 
 
-def enter(local: LocalData, key: Any, embed: Embed, how: FedBary) -> FirstAnswer:
+def enter(local: LocalData, key: Any, embed: Embed, valuer: FedBary) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
@@ -113,45 +113,48 @@ def enter(local: LocalData, key: Any, embed: Embed, how: FedBary) -> FirstAnswer
         nothing = torch.full((broken,), torch.inf)
         local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
-    points, statistics = embed_labels(features[whole], y[whole], how)
-    role = TransportClient(points, t=how.t, p=how.p, allow_reconstruction=how.allow_reconstruction)
+    points, statistics = embed_labels(features[whole], y[whole], valuer)
+    role = TransportClient(points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction)
     local.memory[key] = _ClientState(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the client's interpolants for the server's points ``gamma``, and the distance, at the client."""
+    """Compute, at the client, interpolants between its data and the server's points ``gamma``, and their distance."""
     return local.memory[key].role.answer(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, how: FedBary, seed: int) -> Verdict:
-    """Value a client's samples, store the values at the client, and return a summary."""
+def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> Verdict:
+    """Value a client's samples against the server's ``points``, store the values at the client, and summarize them.
+
+    ``key`` is the key of the client's state, stored by :func:`enter`.
+    """
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
     statistics = held.statistics.to(held.device)
     order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
-    for rows in order.chunk(-(-len(order) // how.chunk)):
+    for rows in order.chunk(-(-len(order) // valuer.chunk)):
         there = rows.to(held.device)
         values[rows] = client_values(
             x[there],
-            y[there] if how.label_weight > 0 else None,
+            y[there] if valuer.label_weight > 0 else None,
             points,
-            part=how.part if how.label_weight > 0 else "features",
-            blur=how.blur,
-            scaling=how.scaling,
-            covariance=how.covariance,
-            label_weight=how.label_weight,
+            part=valuer.part if valuer.label_weight > 0 else "features",
+            blur=valuer.blur,
+            scaling=valuer.scaling,
+            covariance=valuer.covariance,
+            label_weight=valuer.label_weight,
             statistics=statistics,
         ).cpu()
-    peers = held.y if how.calibration == "class" else None
+    peers = held.y if valuer.calibration == "class" else None
     if peers is not None:
         values = calibrated_by_class(values, peers)
     gradients = torch.full(held.whole.shape, torch.inf)
     gradients[held.whole] = values
     flagged = ~held.whole
-    flagged[held.whole] = flag_samples(values, how.rule, peers)
-    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held.whole, peers, how.rule))
+    flagged[held.whole] = flag_samples(values, valuer.rule, peers)
+    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held.whole, peers, valuer.rule))
     counts, edges = torch.histogram(values, BINS)
     return Verdict(int(flagged.sum()), edges, counts.long())
 
@@ -272,7 +275,7 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient minus its center ``[m]``, and the deviation ``[]``."""
+    """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label

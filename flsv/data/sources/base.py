@@ -245,7 +245,7 @@ def one_numbering(
 
 
 def by_name(dataset: Dataset) -> bool:
-    """Return whether flsv numbered a data set's classes, in the sorted order of their names."""
+    """Return whether flsv itself numbered a data set's classes, by sorting their names."""
     return getattr(dataset, "by_name", False)
 
 

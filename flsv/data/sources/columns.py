@@ -235,7 +235,7 @@ def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tupl
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
-    """Read the columns ``names`` of all concatenated tables, so that each has the same categories.
+    """Read the columns ``names`` of all concatenated tables, with the same categories in each table.
 
     ``fit``, bool ``[N]``, marks the training rows.
 

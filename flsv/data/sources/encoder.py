@@ -161,9 +161,9 @@ class TableEncoder:
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Split the encoded table into one data set for each of its parts of ``sizes`` rows.
+        """Encode a table as data sets of consecutive rows, one data set for each number of rows in ``sizes``.
 
-        Without ``fit``, the mask of the training rows, they have 0 features.
+        ``fit``, bool ``[N]``, marks the training rows. Without it, samples have a target but no features.
         """
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
@@ -254,7 +254,7 @@ def tables_source(
 def _groups(
     tables: Sequence[Table], group: str | None, called: tuple[str, ...], clients: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return each row's group and the groups' names, from the tables or from the column ``group``."""
+    """Return each row's group and the groups' names: the tables if they are ``clients``, else the column ``group``."""
     of_table = torch.repeat_interleave(torch.tensor([len(table) for table in tables]))
     if clients:
         return of_table, called

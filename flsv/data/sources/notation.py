@@ -49,10 +49,9 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
-    """Convert one file's column to numbers as :func:`parsed` does, in the notation that it shows.
+    """Convert one file's column to numbers as :func:`parsed` does, in the notation that its values show.
 
-    ``decimal`` does not apply to a column that contradicts it. ``thousands`` applies only if a value shows this
-    separator, or with ``possible``.
+    ``decimal`` is ignored if a value contradicts it, ``thousands`` unless a value shows it or with ``possible``.
     """
     texts = [value for value in values if isinstance(value, str)]
     # A number with a decimal point that cannot be a thousands separator.
@@ -66,9 +65,9 @@ def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, p
 def other_notations(
     parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Find the texts that are numbers in another notation only, and the notations that fit.
+    """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
-    There are no texts if most are words, and several notations if these give different numbers.
+    Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
     """
     read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
     like = sorted({text for pairs in read for text, unread in pairs if unread})
@@ -105,9 +104,9 @@ def _is_number(text: str) -> bool:
 
 
 def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
-    """Return whether a text shows that a point or comma separates thousands.
+    """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
 
-    It does so by two of them, or by one beside a decimal mark.
+    A text shows this by two of them, or by one beside a decimal mark.
     """
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
@@ -125,7 +124,7 @@ def are_dates(texts: Iterable[str]) -> bool:
 
 
 def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
-    """Return the ``strftime`` formats of dates that are not ISO 8601.
+    """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
 
     Return None if a file does not show the order of day and month.
     """
@@ -142,9 +141,9 @@ def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> l
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only order of day, month and year in which all texts are dates.
+    """Return the only order of day, month and year, separated by ``mark``, that makes all texts dates.
 
-    Return None if several fit or the formats ``known`` differ.
+    Return None if several orders fit, or ``known`` formats have another order.
     """
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)

@@ -255,9 +255,9 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, WeightedDraws | None]:
-    """Return the indices to which a training loader's sampler is confined, and its draws by weight.
+    """Return the indices to which a training loader's sampler is restricted, and its weighted draws.
 
-    Each is None if the sampler has none.
+    Either is None if the sampler has none.
     """
     batches: Any = loader.batch_sampler
     sampler = batches.sampler

@@ -65,13 +65,13 @@ class Table:
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return ``{title: texts}`` to recognize each row by: line, client, identifying columns."""
+        """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
         columns = {"client": group, **{name: name for name in ids}}
         held = {title: self.frame[name].astype(str).tolist() for title, name in columns.items() if name in self.frame}
         return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
-        """Return the column ``name``, which the user gave in ``argument``."""
+        """Return the column ``name``. If it is missing, an error mentions the user's ``argument``."""
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
