@@ -14,25 +14,21 @@ from flsv._lightning.rounding import Rounding
 
 
 def difference(
-    retrained: Tensor,
-    run: Tensor,
-    start: Tensor,
-    train_again: Callable[[bool], tuple[Tensor, Tensor] | None],
-    rounding: Rounding,
+    model: Tensor, run: Tensor, start: Tensor, again: Callable[[bool], tuple[Tensor, Tensor] | None], rounding: Rounding
 ) -> float | None:
     """Return the distance of a retrained model from the run's, relative to that from ``start``, the initial model.
 
     None if rounding explains it. If the distance is above a fixed tolerance, the effect of rounding is measured by two
-    more trainings: ``train_again(True)`` from slightly changed weights, and ``train_again(False)`` from the same. Each
+    more trainings: ``again(True)`` from slightly changed weights, and ``again(False)`` from the same. Each
     returns its initial and final model. If the latter does not give the same model, the training depends on something
     other than its seed, and rounding does not explain the difference.
     """
 
     def nudged() -> Tensor | None:
-        same, other = train_again(False), train_again(True)
+        same, other = again(False), again(True)
         if same is None or other is None:
             return None
-        off, way = (same[1] - retrained).double().norm(), (retrained - start).double().norm()
+        off, way = (same[1] - model).double().norm(), (model - start).double().norm()
         return other[1] - other[0] if off <= max(rounding.run, rounding.steps) * way else None
 
-    return rounding.apart(retrained, run, start, nudged)
+    return rounding.apart(model, run, start, nudged)

@@ -412,10 +412,7 @@ def _why_not(layer: nn.Module) -> str | None:
 
 def _with(layer: nn.Module, parameters: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
     """Copy a layer, with the vector's entries ``g`` in place of its ``parameters``. None stands for zeros."""
-    filled = {
-        n: torch.zeros_like(parameters[n]) if value is None else value.detach().to(parameters[n])
-        for n, value in g.items()
-    }
+    filled = {n: torch.zeros_like(parameters[n]) if v is None else v.detach().to(parameters[n]) for n, v in g.items()}
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
         filled["weight"] = filled["weight"].clone()
