@@ -28,7 +28,7 @@ class Rounding(NamedTuple):
 
     @property
     def run(self) -> float:
-        """Return the tolerance for two trained models, relative to how far training moved them."""
+        """Return the distance up to which two runs' models count as equal, relative to how far training moved them."""
         return min(0.01, 10 * self.number)
 
     def nudged(self, start: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class TrainedCoalitions:
     before: Callable[[Any], Any] | None = None
 
     def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
-        """Return ``build(i, out)`` for J of these coalitions, given by ``masks``, bool ``[J, n]``."""
+        """Return a function ``(i, out)`` that writes the model of coalition ``masks[i]``, bool ``[n]``, to ``out``."""
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
         rows = [places[tuple(mask)] for mask in masks.tolist()]
         return lambda index, out: self.build(rows[index], out)

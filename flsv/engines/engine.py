@@ -270,7 +270,7 @@ class Engine:
         self.store.commit()
 
     def settle(self) -> None:
-        """Do the work that an engine must delay until the next round's cohort is drawn, if any."""
+        """Finish a round after the next round's cohort is drawn. The default does nothing."""
 
     def discard(self) -> bool:
         """Forget an unfinished round, and return whether there was one."""

@@ -118,7 +118,7 @@ class LightningFit:
         self._undo.callback(self._lengths.restore)
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run and its reports, after the optimizers are set up."""
+        """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)

@@ -43,8 +43,8 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Choose the most accurate set of coalitions to train at a cost of at most ``max_fits`` training runs of the whole
-    federation, with ``cohort`` clients per round.
+    """Choose the coalitions to train: those that give the most accurate values at the cost of at most ``max_fits``
+    training runs of the whole federation. ``cohort`` is the number of clients in a round.
     """
 
     def cost(which: Which) -> float:

@@ -107,8 +107,8 @@ class AfterTheRun:
         return found
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score by which ``metric`` evaluates predicted outputs of untrained coalitions. None if no outputs
-        are predicted.
+        """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
+        predicted.
         """
         if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
             return None

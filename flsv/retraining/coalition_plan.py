@@ -197,7 +197,7 @@ class CoalitionPlan:
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def told(self, num_clients: int) -> list[str]:
-        """Return closing lines of a run: how coalitions were trained, or what metrics lack."""
+        """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]

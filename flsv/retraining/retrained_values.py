@@ -107,12 +107,12 @@ def train_seeds(
     which: Which,
     first: int,
     seeds: int | None,
-    # Its coalitions are not trained, and others are added, also if some fail.
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train coalitions with the seeds ``first``, ``first + 1``, ..., unless the store has them, and return their
-    utilities.
+    """Train coalitions with the seeds ``first``, ``first + 1``, ..., and return their utilities.
+
+    Coalitions in ``store`` are not trained again. Those that are trained are added to it, even if others fail.
     """
     which = "both" if which == "auto" else which
     masks = few_coalitions(len(num_samples), which)

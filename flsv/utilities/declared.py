@@ -113,7 +113,7 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
 
 @functools.cache
 def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Return ``{parameter: (annotation, default)}`` of the parameters that can be checked."""
+    """Return ``{parameter: (annotation, default)}`` of parameters whose annotation says what values are allowed."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # another package's function, with names that only a type checker knows

@@ -1,15 +1,103 @@
-"""LoRA with peft's layers: what is trained, and from where. Federations of it: examples/adapters.py."""
+"""LoRA in a federation: small transformers and networks, randomly initialized, with peft's layers."""
 
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.models.lora import LoRAClient, freeze_a
+from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit
+from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
 
-pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+
+TOKENS, LENGTH = 12, 6
+
+
+def sentences() -> FederatedDataModule:
+    """The class is what the first token is, by thirds."""
+    x = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
+    whole = TensorDataset(x, x[:, 0] // 4)
+    train, test = (TensorDataset(*whole[part]) for part in (slice(0, 130), slice(130, None)))
+    data = FederatedDataModule(
+        (train, test), SizePartitioner([7, 2, 5, 2, 1]), batch_size=16, splits=Splits(client_test=0.2)
+    )
+    data.setup("fit")
+    return data
+
+
+class Transformer(L.LightningModule):
+    """A user's own module around a Hugging Face model with peft's adapters."""
+
+    def __init__(self, exact: bool = False) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=TOKENS,
+            **sizes,
+            max_position_embeddings=LENGTH,
+            num_labels=3,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"])
+        self.net = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+        if exact:
+            freeze_a(self.net)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(input_ids=x).logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+def federated(**kwargs: Any) -> FederatedLoop:
+    sampler = UniformSampler(3)
+    return FederatedLoop(share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs)
+
+
+def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+    optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
+    for features, labels in (batch for epoch in epochs for batch in epoch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(client(input_ids=features).logits, labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
+@pytest.mark.parametrize("exact", [False, True])
+def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bool) -> None:
+    module, data = Transformer(exact), sentences()
+    expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
+    games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+    loop = federated(metrics=games)
+    fit(loop, tmp_path, module, data, rounds=2)
+    assert_same(module.net, expected)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    assert set(loop.space.names) == set(trained)
+    assert loop.space.size == sum(p.numel() for p in trained.values())
+    before = dict(Transformer(exact).net.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in module.net.named_parameters() if not p.requires_grad)
+    cost = loop.contributions["cost"].by_class
+    assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
+    assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
 
 def test_lora_without_matching_layers_is_refused() -> None:

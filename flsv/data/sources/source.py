@@ -62,7 +62,7 @@ KINDS = (
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
     """Read one data set as samples or a table.
 
-    ``what`` names it in messages. With ``whole``, it may also have splits of its own.
+    ``what`` names it in messages. With ``whole``, it may have training and test data.
     """
     try:
         part = _read_path(given, reading, whole) if isinstance(given, str | Path) else _read_object(given, reading)

@@ -205,8 +205,9 @@ class Surrogate:
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """Fit a surrogate with that sum of kernels among ``candidates`` and that ridge penalty whose marginal likelihood is
-    largest. Also return the leave-one-out residuals ``[m, M]``.
+    """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[m, M]``.
+
+    Its kernel is a sum of kernels, one of ``candidates``. This and the ridge penalty maximize the marginal likelihood.
     """
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
     scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean

@@ -41,7 +41,7 @@ def lava(
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
 ) -> Tensor:
-    """Compute LAVA's values of a client's samples.
+    """Compute how much each sample of a client changes its distance from reference samples (LAVA).
 
     The ground cost is |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2, with c = ``label_weight``.
 
