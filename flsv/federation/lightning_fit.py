@@ -181,8 +181,8 @@ class LightningFit:
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     def _progress(self) -> dict[str, str]:
-        rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-        return {"round": rounds, "client": self.running.engine.place}
+        index, rounds = self.state.round_index, self.trainer.max_epochs
+        return {"round": f"{index + (index != rounds)}/{rounds}", "client": self.running.engine.place}
 
     # ---- a round
 
