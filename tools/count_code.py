@@ -27,11 +27,11 @@ LONGEST, ARGUMENTS = 450, 14
 BUDGETS = {
     "words of all pages": (29_990, 30_000),
     "of these of guides": (11_170, 12_000),
-    "lines of tests": (35_900, 31_000),
+    "lines of tests": (34_330, 31_000),
     "lines of tools": (4_700, 4_500),
     "scripts in tools": (23, 25),
     "lines of flsv": (29_230, 28_000),
-    "words of docstrings": (87_900, 90_000),
+    "words of docstrings": (87_700, 90_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
