@@ -263,7 +263,7 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def summarized_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[RunSummary]:
-    """Yield a run's summary, made by :func:`summarize` in a child process."""
+    """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
         task = partial(_answer_of, summarize, run, arguments, seed, question, which, bool(overrides))
         ((_, summary),) = in_children([(None, task)])

@@ -31,7 +31,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's weights in ``vectors [..., P]``, ``[..., M, D]``, or with the bias ``[..., M, D+1]``."""
+        """Select the head's weights ``[..., M, D]`` from ``vectors [..., P]``, with the bias ``[..., M, D+1]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -325,8 +325,10 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn if the global model lacks trained entries, or averages both factors of LoRA. ``evaluated``: clients' own
-    models are scored."""
+    """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
+
+    ``evaluated`` tells whether each client is evaluated with its own tensors.
+    """
     if kept := space.kept_names:
         hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(

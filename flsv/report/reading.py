@@ -98,7 +98,7 @@ class Run:
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """Return the keys of a metric's columns. The list is empty if it has one value per client."""
+        """Return the names of a metric's values per client, such as classes. Empty if it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:

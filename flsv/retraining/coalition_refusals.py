@@ -42,8 +42,9 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 
 
 def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
-    """Raise ConfigurationError if the server's score changes with local parameters of clients, by trial. ``asking``
-    names what asks for it.
+    """Raise ConfigurationError if parameters that stay at the clients change the server's score of a model.
+
+    ``asking`` is the metric's name in the error.
     """
     kept = evaluator.space.private_names
     if evaluator.asks_clients or not kept:

@@ -266,10 +266,10 @@ class TransportServer:
 
         Args:
             eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.answer`.
-            distance: the distance from the client's samples to gamma, from the same answer.
+            distance: the distance from the client's samples to the points sent last, from the same answer.
 
         Returns:
-            The next gamma, ``[S, d]``.
+            The next points, gamma, ``[S, d]``.
         """
         if self.gamma is None or eta.shape != self.gamma.shape:
             wanted = "start() first" if self.gamma is None else f"eta {list(self.gamma.shape)}"
