@@ -43,7 +43,7 @@ class Counts(Plain):
         self._note("end", batch_idx)
 
 
-def test_batch_idx_in_module_hooks_counts_within_each_clients_local_epoch(tmp_path: Path) -> None:
+def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path: Path) -> None:
     module, data = Counts(), toy_data()
     loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
     fit(loop, tmp_path, module, data, rounds=2)
