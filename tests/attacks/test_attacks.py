@@ -195,7 +195,7 @@ class Asks(FedAvg):
         return super().weights(round, contributions)
 
 
-def test_colluders_keep_the_models_that_they_trained_and_answer_with_the_updates_they_sent(tmp_path: Path) -> None:
+def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tmp_path: Path) -> None:
     asks, keep = Asks(), {"evaluation": ClientEvaluation(every=1, models="trained")}
     honest = run(tmp_path / "honest", **keep)
     loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), aggregator=asks, **keep)
