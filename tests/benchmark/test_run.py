@@ -51,7 +51,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
     assert found.values["size"].tolist() == small_federation().datamodule().num_samples.tolist()
 
 
-def test_run_of_a_regression_refuses_metrics_of_classes_only() -> None:
+def test_regression_run_refuses_metrics_that_need_classes() -> None:
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
     source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
     data = {"source": source, "partitioner": SIZES, "batch_size": 64}
