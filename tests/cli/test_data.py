@@ -54,7 +54,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
-def test_data_tables_are_no_formulas_and_no_module_beside_a_table_is_run(tmp_path, monkeypatch):
+def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [("=1+1", "clinic", "ill"), *((place, f"{'=@'[place % 2]}A1", "ny"[place % 2]) for place in range(40))]
     Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))

@@ -166,7 +166,7 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
         of(sv=loss, loo=LeaveOneOut())
 
 
-def test_retrain_on_other_data_than_the_runs_is_refused_with_the_difference_named(tmp_path, capsys):
+def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     patients = [(name, str(30 + i * 7 % 23), str(i % 5 + k), i) for k, name in enumerate("ABC") for i in range(30)]
     table = [["clinic", "age", "dose", "ill"], *([*each, "ny"[i % 3 == 0]] for *each, i in patients)]
@@ -309,7 +309,7 @@ def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(
     assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
 
 
-def test_run_with_client_judges_is_retrained_with_client_judges(tmp_path, capsys):
+def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
     data = {**yaml.safe_load(FEDERATION)["data"], "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0}}
     config = written(
@@ -372,6 +372,6 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, 
     assert "not compared with the run's own weights" in printed(capsys)
 
 
-def test_jobs_of_a_cluster_are_its_own(tmp_path, capsys):
+def test_jobs_option_with_the_dask_backend_is_refused(tmp_path, capsys):
     assert main(["retrain", str(tmp_path), "--jobs", "2", "--backend", "dask"]) == 2
     assert "--jobs" in capsys.readouterr().err

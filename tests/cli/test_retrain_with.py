@@ -80,7 +80,7 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
     assert score(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
 
 
-def test_joining_client_changes_nothing_of_the_others(tmp_path):
+def test_joining_client_changes_no_data_of_other_clients(tmp_path):
     def data() -> FederatedDataModule:
         own = FederatedDataModule(**write_table(tmp_path / "clinics.csv", TABLE), batch_size=8)
         own.setup("fit")
@@ -120,7 +120,7 @@ def test_client_joins_a_folder_of_clients(tmp_path):
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(tmp_path / "all")
 
 
-def test_impossible_newcomers_are_refused(run, tmp_path, capsys):
+def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
     known = candidate(tmp_path, [HEAD, *patients("A", 5)])
     strange = tmp_path / "strange.csv"
     write_table(strange, [HEAD, *patients("D", 5), ["D", "40", "1", "maybe"]])
