@@ -71,7 +71,7 @@ class AtRates(Small):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 
-def test_a_plateau_schedule_follows_the_global_models_loss_as_by_hand(tmp_path: Path) -> None:
+def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
     own = sgd([torch.nn.Parameter(torch.zeros(()))])
     schedule, rates = plateau(own), []
     for r in range(ROUNDS):
@@ -120,7 +120,7 @@ def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_befor
 # ---- averages of weights
 
 
-def test_a_moving_average_is_of_the_global_models_by_hand(tmp_path: Path) -> None:
+def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path) -> None:
     averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
     single = {"precision": "32-true"}  # in which Lightning keeps the average
     average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
@@ -146,7 +146,7 @@ def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(tm
 # ---- optimizers that clients keep
 
 
-def test_persisted_states_of_two_adams_under_manual_optimization_are_each_clients_own(tmp_path: Path) -> None:
+def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path: Path) -> None:
     """By hand each client's Trainer goes on from the client's own checkpoint."""
     kind = KINDS["wgan-spectral-norm"]
     pair = both(kind, tmp_path, ROUNDS, optimizer_state="persist")
