@@ -10,7 +10,7 @@ from helpers.data import CONFIGS, SCENARIOS, named
 
 
 @pytest.mark.slow
-def test_the_largest_base_can_be_built(load):
+def test_cifar10_resnet34_configuration_can_be_built(load):
     model, _, _ = load(CONFIGS / "cifar10_resnet34.yaml")
     assert isinstance(model, ClassifierClient)
 
