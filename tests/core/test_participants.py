@@ -122,7 +122,7 @@ def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) 
 # ---- Pictures for the client's own eyes
 
 
-def test_a_fit_writes_each_clients_pictures_into_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path) -> None:
     class Drawing(Standalone):
         reports = ("drawn",)
 

@@ -251,7 +251,7 @@ class Saves(InRound):
             trainer.save_checkpoint(self.path)
 
 
-def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path):
+def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     path = tmp_path / "middle.ckpt"
     whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
     expected = fit(

@@ -89,6 +89,6 @@ def test_messages_of_each_algorithm_are_those_of_the_documented_table(crossed, a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedfomo", "pfedsv"])
-def test_metric_that_needs_start_points_adds_their_upload_to_the_messages(crossed, algorithm: str) -> None:
+def test_metric_that_needs_initial_models_adds_their_upload_to_the_messages(crossed, algorithm: str) -> None:
     # The quick start's own metric stays.
     assert crossed(algorithm) == dict(documented())[algorithm] | {("up", "started_from")}
