@@ -180,7 +180,7 @@ class Table(Dataset):
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
-def test_changed_input_of_a_sample_changes_only_its_holders_content_hash(wrap: Any) -> None:
+def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
     before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
     data.tensors[0][3, 2] += 1e-6
     assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
@@ -188,7 +188,7 @@ def test_changed_input_of_a_sample_changes_only_its_holders_content_hash(wrap: A
 
 
 @pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
-def test_changed_array_of_a_custom_data_set_changes_its_holders_hash(column: Any) -> None:
+def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column: Any) -> None:
     before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
     changed[3] = column[2]
     assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
@@ -216,7 +216,7 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
     assert other(before, content_hashes(second, HOLDERS)) == ["b"]
 
 
-def test_changed_sample_changes_its_holders_hash() -> None:
+def test_changed_sample_changes_the_hash_of_its_client() -> None:
     x = torch.arange(60.0)[:, None]
     data = ready(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
     before = data.content_hashes()

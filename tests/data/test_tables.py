@@ -133,7 +133,7 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
         ready(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
 
 
-def test_hospitals_in_pairs_of_two_codings_are_refused_and_overlapping_labels_accepted():
+def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted():
     def read(*codings):
         frames = {n: pd.DataFrame({"age": range(40), "ill": np.resize(each, 40)}) for n, each in zip("abcd", codings)}
         return ready(clients=frames, labels="ill").class_names
@@ -263,7 +263,7 @@ def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cell
     assert cards[0].kind == "categories"
 
 
-def test_points_of_one_file_stay_decimal_beside_another_files_commas(tmp_path):
+def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
     """Lyon's commas do not make thousands of Boston's 1.250."""
     for name, cells in {"Boston": ["1.250", "0.980"], "Lyon": ["1,250", "0,980"], "Osaka": ["1", "2"]}.items():
         written(tmp_path / f"{name}.csv", cells)
@@ -272,7 +272,7 @@ def test_points_of_one_file_stay_decimal_beside_another_files_commas(tmp_path):
     assert values.tolist() == [1.25, 0.98] * 60 + [1.0, 2.0] * 30
 
 
-def test_orders_of_day_and_month_of_other_files_are_not_taken(tmp_path):
+def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_path):
     """Lyon's 08/11/2023 may be of August or of November, whatever Boston's 12/31/2023 is."""
     written(tmp_path / "Boston.csv", ["12/31/2023", "11/30/2023"])
     written(tmp_path / "Lyon.csv", ["08/11/2023", "03/12/2023"])

@@ -66,7 +66,7 @@ def trained(start: Tensor, epochs: list[list[Any]]) -> Tensor:
 
 @pytest.mark.parametrize(("count", "replacement"), [(130, True), (260, True), (65, False)])
 @pytest.mark.parametrize("read", [lambda: TRAIN, lambda: Items(TRAIN.__getitem__, range(130))])
-def test_clients_draw_their_own_samples_by_weight(tmp_path: Path, read: Any, count: int, replacement: bool) -> None:
+def test_each_client_draws_its_samples_by_weight(tmp_path: Path, read: Any, count: int, replacement: bool) -> None:
     """An epoch has as many draws of a client's samples as the loader makes of so many."""
     data = dealt(Weighted(read(), count=count, replacement=replacement))
     loop = FederatedLoop(KeepsRounds(), local_epochs=2, seed=SEED)
@@ -108,7 +108,7 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> Non
         torch.testing.assert_close(kept[client], values, rtol=1e-4, atol=1e-6)
 
 
-def test_weights_that_cannot_be_drawn_by_are_refused() -> None:
+def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="WeightedRandomSampler has 3 weights, and the training data have 130"):
         dealt(Weighted(weights=torch.ones(3)))
     held = dealt(Weighted()).client_indices(1)
