@@ -67,7 +67,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_commands_on_an_emulated_device_write_the_cpus_files_to_the_bit(
+def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_the_cpu: Path, name: str
 ) -> None:
     from device.emulated import counts, put_every_trainer_on_it

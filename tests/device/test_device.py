@@ -78,7 +78,7 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
-def test_quickstart_on_the_device_equals_the_cpus(tmp_path: Path) -> None:
+def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None:
     here, there = quickstart(tmp_path / "cpu"), quickstart(tmp_path / "device", **on())
     assert len(here) == len(there) > 0
     for mine, theirs in zip(here, there):
@@ -155,7 +155,7 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_federation_on_the_device_equals_the_cpus(tmp_path: Path, name: str) -> None:
+def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: str) -> None:
     options, module = FEDERATIONS[name]
     found, tables = [], []
     for folder, where in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
@@ -190,7 +190,7 @@ def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path: Path, personali
 
 
 @pytest.mark.parametrize("features", ["pixels", Backbone("mlp", options={"hidden": [8]}), "pca"])
-def test_valuation_on_the_device_equals_the_cpus(features: Any) -> None:
+def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
     data = toy_data(server_val=0.3)
     data.setup("fit")
     there, here = (
@@ -203,7 +203,7 @@ def test_valuation_on_the_device_equals_the_cpus(features: Any) -> None:
     assert torch.equal(there.flagged.cpu(), here.flagged)
 
 
-def test_privacy_noise_on_the_device_is_the_cpus() -> None:
+def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
     privacy, update = GaussianPrivacy(clip=1.0, noise_multiplier=2.0), torch.zeros(20_000)
     here, there = (privacy.apply(each, UploadContext(1, 3, 20_000, 4)).cpu() for each in (update, update.to(DEVICE)))
     torch.testing.assert_close(there, here)
