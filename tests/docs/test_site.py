@@ -44,7 +44,7 @@ def test_paths_named_in_pages_exist() -> None:
     assert broken == []
 
 
-def test_house_page_lists_the_layers_of_the_import_contract() -> None:
+def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     table = (ROOT / "docs/explanation/house.md").read_text().split("## Packages")[1].split("\n## ")[0]
     rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]

@@ -64,7 +64,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     assert {name: float(share) / 100 for name, share in rows} == pytest.approx(retrained, abs=0.02)
 
 
-def test_readme_quickstart_gives_the_table_shown_and_tensorboard_the_values_of_contributions_csv(capsys):
+def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboard(capsys):
     """The README's first commands; the curves that a class sees are the values in the table."""
     commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
