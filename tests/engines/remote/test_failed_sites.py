@@ -45,7 +45,7 @@ fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
         (pfedsv, WRONG_SHAPE, "judged 3 models by Tensor"),
     ],
 )
-def test_site_that_does_not_answer_a_judging_question_counts_as_not_drawn(
+def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     tmp_path: Path, make: Any, instead: Any, words: str
 ) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
@@ -184,7 +184,7 @@ GUARDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_no_report_of_one_site_moves_the_model_far(tmp_path: Path, guard: str) -> None:
+def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guard: str) -> None:
     """Its update is as it should be, and what it reports beside it is any number."""
     make = partial(shapfed, metrics={}, client_algorithm=SCAFFOLD(), **GUARDS[guard])
     honest = Remotely(tmp_path / "honest", make).fit().state.model()
@@ -206,7 +206,7 @@ def test_no_report_of_one_site_moves_the_model_far(tmp_path: Path, guard: str) -
         assert bool(named) == (lie < 1e-3), (lie, named)
 
 
-def test_site_that_names_no_cluster_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_site_that_reports_an_invalid_cluster_does_not_stop_the_run(tmp_path: Path) -> None:
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind != "train" or address != 101:
             return reply

@@ -107,7 +107,7 @@ def judging(metric: Any, **options: Any) -> FederatedLoop:
     return shapfed(aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options)
 
 
-def test_scores_that_a_site_does_not_tell_do_not_leave_it(tmp_path: Path) -> None:
+def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> None:
     """The server says once what is withheld; training is the same."""
     make = partial(judging, None, evaluation=ClientEvaluation(every=1))
     crossed: dict[tuple[str, int], list[Packet]] = {}
@@ -168,7 +168,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
         (partial(PartialFederatedShapley, performance="val_loss", mode="min", judges="clients"), "val_loss"),
     ],
 )
-def test_answers_tell_the_named_scores_only(tmp_path: Path, metric: Any, name: str) -> None:
+def test_answers_contain_only_the_scores_that_the_policy_names(tmp_path: Path, metric: Any, name: str) -> None:
     def make() -> FederatedLoop:
         return judging(metric())
 

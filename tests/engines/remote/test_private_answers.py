@@ -134,7 +134,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_no_field_of_any_answer_of_a_private_site_moves_with_its_data(
+def test_answers_of_a_private_site_do_not_depend_on_its_data(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noised vector is held fixed. A field that is added to packets or updates is compared, too."""

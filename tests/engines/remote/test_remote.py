@@ -175,7 +175,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path
 
 
 @pytest.mark.parametrize(("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})])
-def test_site_that_sends_the_federations_model_as_its_own_is_noted(
+def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
 ) -> None:
     leave, model = SiteVisit._leave, []  # the federation's last model that the client has seen
@@ -215,7 +215,7 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
     return remote, local
 
 
-def test_values_judged_by_sites_logged_losses_are_finite_with_a_site_absent(tmp_path: Path) -> None:
+def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path: Path) -> None:
     def by_loss() -> dict[str, Any]:
         return {"loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")}
 
