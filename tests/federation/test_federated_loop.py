@@ -62,7 +62,7 @@ def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Pa
     torch.testing.assert_close(half[1].running_var, full[1].running_var)
 
 
-def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:
     first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
     a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
     assert torch.equal(vector(a), vector(b))
@@ -103,7 +103,7 @@ def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: 
 # ---- personal models
 
 
-def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
+def test_standalone_run_equals_each_client_training_alone(tmp_path: Path) -> None:
     keep = KeepUpdates()
     net = network()
     loop = FederatedLoop(keep, personalizer=Standalone(), optimizer_state="persist", seed=SEED)
@@ -124,7 +124,7 @@ def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
             torch.testing.assert_close(own[f"net.{name}"], value, rtol=1e-5, atol=1e-6)
 
 
-def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path) -> None:
+def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1)
     data = toy_data()
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last

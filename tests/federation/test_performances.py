@@ -17,9 +17,7 @@ from helpers.pages import text_of
 
 
 @pytest.mark.parametrize("by", ["accuracy", "negative_loss", "auroc"])
-def test_performance_at_start_and_end_and_the_majority_class_are_in_record_terminal_and_page(
-    tmp_path: Path, capsys: Any, by: str
-) -> None:
+def test_performances_and_majority_class_are_in_record_terminal_and_page(tmp_path: Path, capsys: Any, by: str) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance=by)}, seed=0)
     data = toy_data()
     fit(loop, tmp_path, Plain(), data, rounds=2)
