@@ -13,7 +13,7 @@ from flsv.functional import divergence_weights, label_divergence
 COUNTS = torch.tensor([[3, 1, 0, 6], [5, 5, 5, 5], [0, 0, 7, 0], [100, 200, 1, 1]])
 
 
-def test_label_divergence_equals_scipys() -> None:
+def test_label_divergence_equals_that_of_scipy() -> None:
     p = COUNTS.double().numpy() / COUNTS.double().numpy().sum(1, keepdims=True)
     expected = [entropy(row, np.full(4, 0.25)) for row in p]
     np.testing.assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)

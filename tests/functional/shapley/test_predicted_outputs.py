@@ -39,7 +39,7 @@ def a_federation(n, design="singles", seed=0):
 
 
 @pytest.mark.parametrize("design", ["singles", "both", "pairs"])
-def test_interpolation_is_scikit_learns_gaussian_process(design):
+def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     trained, outputs, sizes, _ = a_federation(5, design)
     trained, outputs = trained[1:], outputs[1:].flatten(1).double()
     masks = all_coalitions(5)[1:]
@@ -110,7 +110,7 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
     torch.testing.assert_close(moved.values, found.values[order], rtol=0, atol=1e-12)
 
 
-def test_larger_logits_of_one_client_change_little():
+def test_large_logits_of_one_client_are_capped():
     """A last layer times a thousand changes no score of its model: its logits count as 1.5 times the median's."""
     trained, outputs, sizes, accuracy = a_federation(5)
     utilities = accuracy(outputs)
@@ -124,7 +124,7 @@ def test_larger_logits_of_one_client_change_little():
     torch.testing.assert_close(much, more, rtol=0, atol=1e-9)
 
 
-def test_one_game_per_class():
+def test_predicted_values_of_a_class_equal_those_of_its_game():
     trained, outputs, sizes, _ = a_federation(4)
     y = torch.arange(SAMPLES) % CLASSES
 
@@ -146,7 +146,7 @@ def test_one_game_per_class():
         torch.testing.assert_close(found.values[:, label], alone.values)
 
 
-def test_a_regression_is_interpolated_as_it_is():
+def test_predicted_values_of_a_linear_regression_are_exact():
     """The members' predictions average linearly where all trained models do: then both games are the true one."""
     n, y = 4, torch.linspace(-1, 1, SAMPLES)
     everyone = all_coalitions(n)
@@ -166,7 +166,7 @@ def test_a_regression_is_interpolated_as_it_is():
     torch.testing.assert_close(found.values, exact, rtol=0.01, atol=0.01)
 
 
-def test_many_clients_are_sampled():
+def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
     trained, outputs, sizes, accuracy = a_federation(17)
     found = predicted_shapley(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
     game = PredictedGame(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
@@ -176,14 +176,14 @@ def test_many_clients_are_sampled():
     assert found.stderr.max() < 0.01
 
 
-def test_whole_sizes_are_needed():
+def test_whole_layers_accepts_only_complete_coalition_sizes():
     masks = few_coalitions(4, "both")
     assert whole_layers(masks)
     assert not whole_layers(masks[:-1])
     assert not whole_layers(few_coalitions(4, "leave-one-out"))
 
 
-def test_what_cannot_be_predicted_is_refused():
+def test_predicted_shapley_with_wrong_arguments_is_refused():
     trained, outputs, sizes, accuracy = a_federation(3)
     with pytest.raises(ValueError, match="each player alone"):
         predicted_shapley(trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True)

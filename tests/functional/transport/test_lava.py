@@ -48,7 +48,7 @@ def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: 
 
 
 @pytest.mark.parametrize("weight", [3.0, 0.0])
-def test_lava_equals_pots_duals(weight: float) -> None:
+def test_lava_equals_the_duals_of_pot(weight: float) -> None:
     (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
     y, _ = flipped(y, 0.2, 4)

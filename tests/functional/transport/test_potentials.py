@@ -42,7 +42,7 @@ def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
-def test_potentials_equal_pots_for_slowly_converging_problems(blur: float) -> None:
+def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: float) -> None:
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
     (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
