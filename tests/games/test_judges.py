@@ -68,7 +68,7 @@ def by_hand(model: Plain, given: FederatedDataModule) -> float:
     return sum(r / h for r, h in zip(right, held)) / CLASSES
 
 
-def test_values_by_client_judges_equal_those_on_all_held_out_samples(tmp_path: Path) -> None:
+def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
@@ -97,7 +97,7 @@ def given_and_set_up(given: FederatedDataModule) -> FederatedDataModule:
     return given
 
 
-def test_loss_by_client_judges_is_the_mean_over_all_held_out_samples(tmp_path: Path) -> None:
+def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
         "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
@@ -111,7 +111,7 @@ def test_loss_by_client_judges_is_the_mean_over_all_held_out_samples(tmp_path: P
     assert found.contributions["roc"].isfinite().all()
 
 
-def test_judges_omit_their_rare_classes_and_cap_their_counts() -> None:
+def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
     count = torch.tensor([1, 1])
     x, y = torch.arange(12.0)[:, None], torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
 
@@ -144,7 +144,9 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
 
 
 @pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
-def test_impossible_answers_of_judges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_impossible_scores_of_evaluating_clients_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     with pytest.raises(
         ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
@@ -153,7 +155,7 @@ def test_impossible_answers_of_judges_are_refused(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
-def test_judge_whose_answers_differ_from_all_others_is_recorded_as_an_event(
+def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     assert len(CLIENTS) >= JUDGES
@@ -200,7 +202,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
 
 
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out", "short"])
-def test_impossible_answers_about_coalitions_are_left_out(
+def test_impossible_coalition_scores_of_a_client_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     def lie(local: LocalData, *question: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
-def test_judging_by_clients_is_refused_before_training_where_they_cannot_judge(
+def test_client_side_evaluation_is_refused_before_training_if_impossible(
     tmp_path: Path, options: Any, splits: Any, message: str
 ) -> None:
     metric = PartialFederatedShapley(judges="clients")
@@ -249,7 +251,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
         flsv.retrain(trainer_for(loop({}), tmp_path), module(), rare, judges="clients")
 
 
-def test_value_round_refuses_metrics_with_client_judges() -> None:
+def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
     with pytest.raises(ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'):
