@@ -53,14 +53,14 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save(figure, tmp_path)
 
 
-def test_a_second_picture_on_an_axis_has_room() -> None:
+def test_second_plot_on_an_axis_extends_its_limits() -> None:
     for values in (lambda top: torch.tensor([top]), lambda top: [torch.tensor([top])] * 2):
         _, axis = plot_contributions(values(0.1))
         plot_contributions(values(2.0), axis)
         assert axis.get_ylim()[1] > 2
 
 
-def test_of_many_clients_those_without_a_value_are_not_among_the_lowest() -> None:
+def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot() -> None:
     values = torch.arange(1.0, 31.0)
     values[10:20] = NAN
     _, axis = plot_contributions([values, values])

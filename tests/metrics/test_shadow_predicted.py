@@ -219,7 +219,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     assert again["value"].tolist() == pytest.approx(whole.tolist(), abs=1e-6)
 
 
-def test_brackets_of_predicted_values_are_wider_by_what_the_two_predictions_differ_by(tmp_path: Path) -> None:
+def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(tmp_path: Path) -> None:
     make, make_data, [(options, _), *_], logits = CASES["classes"]
     seen = list[Any]()
 
