@@ -177,7 +177,7 @@ def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -
     assert _scored(sure, torch.tensor([0, 1, 0, 1]))["auroc"] == 1.0
 
 
-def test_balanced_weights_are_scikit_learns(trainer) -> None:
+def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
     y = (torch.arange(300) % 10 == 0).long()
     data = FederatedDataModule(
         torch.utils.data.TensorDataset(torch.randn(300, 4), y), SizePartitioner([2, 1]), batch_size=20
