@@ -118,7 +118,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: P
     assert (torch.corrcoef(sent) - torch.eye(6)).abs().max() < 0.6
 
 
-def test_private_clients_tell_the_steps_of_their_settings_and_no_loss(tmp_path: Path) -> None:
+def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> None:
     """The steps are those that they take: three batches in each of two epochs, two batches a step."""
     rounds = {}
     for name, uploads in {"free": [], "private": [GaussianPrivacy(1.0, 1.0)]}.items():
