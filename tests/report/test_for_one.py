@@ -77,7 +77,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
 
 
 @pytest.mark.parametrize(("clients", "readers"), [(3, [2]), (4, [2, 3]), (5, [4]), (5, [2, 3, 4])])
-def test_clients_own_report_does_not_depend_on_the_other_clients_values(tmp_path, clients, readers):
+def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, clients, readers):
     """Others with other names and values, the same in sum: the same pages to the byte, so that nothing works them out,
     not even all but two together."""
     total = 0.5 * (clients - len(readers))
@@ -88,7 +88,7 @@ def test_clients_own_report_does_not_depend_on_the_other_clients_values(tmp_path
         assert one == other
 
 
-def test_clients_own_report_rounds_the_mean_of_all_clients_to_two_digits(tmp_path):
+def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
     a_run(tmp_path, 5, [0], 1, 1.7654321)
     text = text_of(write_report(tmp_path, 0))
     assert "mean of all" in text
@@ -108,7 +108,7 @@ def test_clients_own_report_rounds_the_mean_of_all_clients_to_two_digits(tmp_pat
     assert "of all training samples" not in text
 
 
-def test_clients_own_report_shows_its_own_values_and_no_other_clients(tmp_path):
+def test_report_for_one_client_shows_only_its_own_values(tmp_path):
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
     folder = make_run(tmp_path, clients=5)
     assert "77123" not in text_of(write_report(folder, client="Oslo", budget=Budget(100.0, "cssv")))
@@ -123,7 +123,7 @@ def test_clients_own_report_shows_its_own_values_and_no_other_clients(tmp_path):
     assert "Class by class" not in text_of(write_report(tmp_path, client="Oslo"))
 
 
-def test_clients_own_report_has_its_share_and_says_what_that_tells(tmp_path):
+def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
     text = text_of(write_report(make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")))
     assert f"| sv | 0.0610 | {NONE} | 13.2 % | 13.23 |" in text
     assert "Your share of 100.00" in text
@@ -131,7 +131,7 @@ def test_clients_own_report_has_its_share_and_says_what_that_tells(tmp_path):
     assert "coalition" not in text.partition("How to read")[0]
 
 
-def test_clients_own_report_mentions_copies_without_other_clients_names(tmp_path):
+def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
     folder = retold(make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)])
     own = text_of(write_report(folder, client="Graz"))
     assert "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds" in own

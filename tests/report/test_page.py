@@ -59,7 +59,7 @@ def front_of(folder: Path, **options: Any) -> str:
     return text_of(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
-def test_everything_that_speaks_against_payment_is_listed_and_nothing_else(tmp_path: Path) -> None:
+def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> None:
     def made(name: str, values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02), **told: Any) -> Path:
         return make_game(tmp_path / name, {"sv": [*values]}, **told)
 
@@ -165,7 +165,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
     assert BRACKETS not in text
 
 
-def test_limits_are_named_for_every_metric() -> None:
+def test_every_metric_has_caveats_for_the_report() -> None:
     assert {*flsv.metrics.__all__} - {"ContributionMetric"} == WORDS["caveats"].keys()
 
 
