@@ -157,7 +157,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp
     assert not path.exists()
 
 
-def test_of_values_that_a_file_has_twice_the_later_one_is_read(tmp_path: Path) -> None:
+def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
     path = written(tmp_path / "c.csv", range(2))
     for value in (3.0, 5.0):
         with path.open("ab") as out:

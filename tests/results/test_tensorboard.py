@@ -45,7 +45,7 @@ def events(folder: Path) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
 
 
-def test_clients_named_as_a_runs_files_leave_those_files_alone(tmp_path: Path) -> None:
+def test_clients_named_like_files_of_a_run_get_other_folders(tmp_path: Path) -> None:
     names = ["config.yaml", "Checkpoints", "contributions.csv", "St. Anna", "Clinic no. 2"]
     assert client_folders(names) == ["config.yaml_0", "Checkpoints_1", "contributions.csv_2", *names[3:]]
 
