@@ -83,7 +83,7 @@ def test_fresh_processes_train_coalitions_that_forks_cannot(
     assert not list(tmp_path.glob(".coalitions*"))
 
 
-def test_both_reasons_are_named_where_the_fit_cannot_be_pickled_either(tmp_path: Path) -> None:
+def test_fork_failure_and_pickle_failure_are_both_named(tmp_path: Path) -> None:
     told = r"no values. 1 coalition failed.*OSError: opened by another process. Nor can fresh .*pickle '_thread.lock'"
     with pytest.warns(UserWarning, match=told):
         loop, _ = fitted(kind(Locked), tmp_path, metrics={"shadow": Recorded()})

@@ -181,7 +181,7 @@ class MakesFolder(L.Callback):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_coalitions_have_files_of_their_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coalitions_read_and_write_separate_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(KINDS[name], tmp_path, monkeypatch)
 
 
@@ -229,7 +229,7 @@ class NoView:
 
 
 @pytest.mark.parametrize("name", ["a best model", "logs and tables", "a best model elsewhere"])
-def test_writes_are_refused_by_name_where_there_is_no_own_view(
+def test_file_writes_are_refused_by_name_without_a_private_file_view(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = fill(tmp_path / "plain", monkeypatch)
@@ -244,7 +244,7 @@ def test_writes_are_refused_by_name_where_there_is_no_own_view(
     assert files(place) == without
 
 
-def test_files_are_read_where_there_is_no_own_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coalitions_read_files_without_a_private_file_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
     check(KINDS["files that are read"], tmp_path, monkeypatch)
 

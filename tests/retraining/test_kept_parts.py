@@ -135,7 +135,7 @@ def judged(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> fl
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation|has changed)")
 @pytest.mark.parametrize(("kept", "resumed"), [("head", False), ("head", True), ("_class_weight", False)])
-def test_clients_judge_with_the_part_that_they_have_in_the_coalitions_own_run(
+def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
     tmp_path: Path, kept: str, resumed: bool
 ) -> None:
     def loop() -> FederatedLoop:
@@ -170,7 +170,7 @@ def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
     ("kept", "options", "zero"),
     [("head", {}, False), ("body", {}, True), ("_class_weight", {"performance": "val_loss", "mode": "min"}, False)],
 )
-def test_servers_score_that_depends_on_a_part_of_the_clients_is_refused(
+def test_server_score_that_depends_on_a_private_part_is_refused(
     tmp_path: Path, kept: str, options: dict[str, Any], zero: bool
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"'shadow' scores .* the score depends: of '{kept}.*judges=.clients"):
@@ -180,7 +180,7 @@ def test_servers_score_that_depends_on_a_part_of_the_clients_is_refused(
         fit(loop, tmp_path, Weighs(), data_of(ON_SERVER))
 
 
-def test_retrained_utility_allows_what_its_score_does_not_depend_on(tmp_path: Path) -> None:
+def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_path: Path) -> None:
     data = data_of(ON_SERVER)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:

@@ -38,7 +38,7 @@ def run(folder: Path, path: str | None = None) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_killed_run_leaves_no_process_and_resumes_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_run_leaves_no_process_and_resumes_bitwise(tmp_path: Path, number: signal.Signals) -> None:
     process = Forked(tmp_path / "process", run, tmp_path / "killed", FLSV_TEST_HANGS="1")
     file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
     alive: list[int] = []

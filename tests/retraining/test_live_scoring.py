@@ -231,7 +231,7 @@ def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("work", [{"0": 1, "1": 3, "2": 2}, "5 steps"])
-def test_members_of_a_coalition_work_as_long_as_in_the_federation(
+def test_coalition_members_train_as_many_steps_as_in_the_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any
 ) -> None:
     monkeypatch.setitem(globals(), "federation", partial(federation, local_epochs=work))

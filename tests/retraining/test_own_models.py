@@ -14,11 +14,11 @@ def honest(clients: int = 5, size: int = 400) -> tuple[torch.Tensor, torch.Tenso
     return initial + ways, initial, initial + ways.mean(0), updates
 
 
-def test_honest_clients_raise_no_doubt() -> None:
+def test_own_models_of_honest_clients_are_not_doubted() -> None:
     assert doubtful_own_models(*honest()) == {}
 
 
-def test_the_federations_model_and_anothers_model_are_found() -> None:
+def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
     own, initial, model, updates = honest()
     own[1], own[3] = model, own[4]
     assert doubtful_own_models(own, initial, model, updates) == {

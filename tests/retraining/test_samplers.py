@@ -64,7 +64,7 @@ def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
-def test_coalitions_trained_by_fits_draw_their_own_cohorts_as_by_hand(
+def test_trained_coalitions_draw_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
     """In forks, and in fresh processes; the run trains as without them."""

@@ -90,7 +90,7 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     assert len(held.coalitions(0)) == len(game.asked) + 1  # and the empty one
 
 
-def test_error_of_failed_coalitions_crosses_between_ranks() -> None:
+def test_error_of_failed_coalitions_can_be_pickled() -> None:
     failed = FitsFailed({(0, 2): ChildFailed("a wrong shape")})
     again = pickle.loads(pickle.dumps(failed))
     assert str(again) == str(failed) == "1 coalition failed to train, clients 0 and 2: a wrong shape."

@@ -236,7 +236,7 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
     assert loop.contributions["shadow"].isnan().all()
 
 
-def test_fit_that_fails_without_a_proof_leaves_each_other_with_an_error() -> None:
+def test_failed_first_coalition_fails_all_others() -> None:
     """As after a first round without a model, with which the coalition of all could be compared."""
     way = SimpleNamespace(train=lambda orders: [(orders[0], ChildFailed("no data"))])
     rounding: Any = None
