@@ -60,7 +60,7 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
             trainer.fit(NeverTrained(), toy_data())
 
 
-def test_what_is_of_the_package_pytorch_lightning_is_refused_everywhere(tmp_path):
+def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):
     module, said = OfOtherPackage(2, 2), "is .*write `import lightning.pytorch as pl`"
     other = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
     for use in (
