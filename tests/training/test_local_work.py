@@ -114,7 +114,7 @@ def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path: Pat
         ({"0": 1, "1": 0}, "1=0.: expected a whole number of at least 1"),
     ],
 )
-def test_impossible_work_is_refused_by_the_loop(work: Any, words: str) -> None:
+def test_invalid_local_epochs_are_refused_by_the_loop(work: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         FederatedLoop(local_epochs=work)
 
