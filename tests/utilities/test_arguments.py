@@ -68,7 +68,7 @@ def test_a_client_is_told_by_name_or_number() -> None:
         client_number(2, ["Boston", "Lyon"], "client")
 
 
-def test_an_attribute_that_fails_is_not_taken_for_one_that_is_not_there() -> None:
+def test_failing_attribute_is_not_taken_for_a_missing_one() -> None:
     class Part:
         @property
         def needs_classes(self) -> Any:
