@@ -144,9 +144,7 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
 
 
 @pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
-def test_impossible_scores_of_evaluating_clients_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_impossible_scores_from_clients_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     with pytest.raises(
         ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"

@@ -68,9 +68,7 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
-def test_tiny_probabilities_still_draw_a_cohort_of_the_minimum_size(
-    min_cohort: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiny_probabilities_draw_a_cohort_of_minimum_size(min_cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)

@@ -185,9 +185,7 @@ def test_module_with_one_logit_is_refused(tmp_path: Path, loop: dict[str, Any], 
         fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
 
 
-def test_trial_forward_changes_neither_weights_nor_random_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_forward_changes_neither_module_nor_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
 
     class Restless(Plain):
