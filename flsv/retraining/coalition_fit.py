@@ -65,7 +65,7 @@ class FitResult:
     # By performance, after each of the r rounds, [r, V, ...].
     outputs: dict[str, Tensor]
 
-    def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
+    def stored(self, rounds: Sequence[int], models: bool = False) -> Fit:
         """Convert this result to a Fit, the form in which it is stored."""
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]

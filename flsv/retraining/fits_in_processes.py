@@ -116,7 +116,7 @@ def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path |
     scoring = prepare_coalition_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
-    fit = scoring.result().fit([LAST], piece.models)
+    fit = scoring.result().stored([LAST], piece.models)
     if piece.save is not None:
         del held.save_checkpoint, held.strategy.save_checkpoint  # in a coalition's fit they do nothing
         trainer.save_checkpoint(piece.save, weights_only=True)

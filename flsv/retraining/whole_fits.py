@@ -117,7 +117,7 @@ class WholeFits:
                 left[order] = found
             elif order is not proof:
                 del left[order]
-                yield order.members, found.fit(self._rounds) if isinstance(found, FitResult) else found
+                yield order.members, found.stored(self._rounds) if isinstance(found, FitResult) else found
 
     def _trained(
         self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
