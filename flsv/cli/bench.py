@@ -114,10 +114,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
-    """Print the first error of each metric that failed or has no value in any federation.
-
-    Return the exit status: 1 if there is an error, else 0.
-    """
+    """Print the first error of each metric that failed or has no value, and return the exit status."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -132,7 +129,7 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables as CSV files into ``out``. Return the result of :func:`summarize`."""
+    """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")

@@ -131,7 +131,7 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of ``flsv --help``. Every subcommand has its own parser."""
+    """Return the parser of ``flsv --help``."""
     parser = argparse.ArgumentParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",

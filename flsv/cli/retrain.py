@@ -115,7 +115,7 @@ def retrain(
 
 
 def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
-    """Train a run's federation without the clients ``names``. Return the path of the saved module."""
+    """Train a run's federation without the clients ``names``, and return the path of the saved module."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
         members = tuple(client for client, name in enumerate(summary.clients) if name not in names)
@@ -135,7 +135,7 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
 
 
 def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
-    """Compute the gain of a new client, ``NAME=DATA``. Return the path of the CSV file."""
+    """Compute the gain of a new client, ``NAME=DATA``, and return the path of the CSV file."""
     name, _, given = joining.partition("=")
     if not (name and given):
         raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
@@ -192,7 +192,7 @@ def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the time limit of a training in seconds, from the run's duration. None if the run has not ended."""
+    """Return the time limit of a training in seconds from the run's duration, or None if it has not ended."""
     if not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))

@@ -221,7 +221,7 @@ class FederationConfig:
 
 
 def _checked_epochs(given: Any) -> Any:
-    """Check the argument ``local_epochs``. Clients' names, which YAML may read as numbers, become texts."""
+    """Check the argument ``local_epochs``, and convert clients' names that YAML has read as numbers."""
     if isinstance(given, Mapping) and given:
         owner = "FederatedLoop(local_epochs)"
         return {str(name): check_argument(owner, str(name), epochs, Count) for name, epochs in given.items()}

@@ -86,7 +86,7 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 
 def _label_of(sample: Any) -> Any:
-    """Return a sample's label: its last element, or a field such as ``label`` or ``target``. None without a label."""
+    """Return a sample's label, its last element or a field such as ``label`` or ``target``, or None."""
     if isinstance(sample, list | tuple):
         return sample[-1] if len(sample) > 1 else None
     if isinstance(sample, Mapping):

@@ -95,8 +95,7 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Return the sink that writes ``contributions.csv`` to ``path``. A resumed run continues the file
-        ``before``."""
+        """Return the sink that writes ``contributions.csv`` to ``path``, after a resumed run's rows in ``before``."""
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)
         if first > 0 and earlier.is_file():

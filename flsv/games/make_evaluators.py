@@ -81,9 +81,7 @@ def evaluator_on(
 
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation. ``asking`` is for error
-    messages.
-    """
+    """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)

@@ -189,7 +189,7 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the clients' ids by name. New clients get the next free ids, in the order of their names."""
+        """Return the clients' ids by name, the next free ones for new clients."""
         new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(

@@ -335,7 +335,7 @@ def _check(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``. Errors name it by ``whose``."""
+    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

@@ -104,9 +104,7 @@ def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str
 
 
 def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
-    """Compute the models' Shapley values ``[players]``, the client's own model first. If ``joins``, it is a member of
-    every coalition.
-    """
+    """Compute the models' Shapley values ``[players]``, the client's own model first."""
     if not joins:
         budget = orders * players * (players - 1) + 2
         return permutation_shapley(utility, players, budget=budget, generator=generator).values

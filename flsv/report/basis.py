@@ -109,7 +109,7 @@ def basis_shown(run: Run) -> Basis | None:
 
 
 def _possible(run: Run) -> list[str]:
-    """Return the metrics by which a budget could be shared out. Costs and values of pairs of clients are excluded."""
+    """Return the metrics by which a budget could be shared out, without costs and values of pairs."""
     about = {name: run.about(name) for name in run.metrics}
     return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
 

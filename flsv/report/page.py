@@ -255,10 +255,7 @@ def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether one client may see a number computed from all clients' values.
-
-    It may if the run has ended, and at least five clients have a value.
-    """
+    """Return whether the run has ended and at least five clients have a value, so that one may see means."""
     return run.ended and sum(value == value for value in values) >= FEWEST
 
 
@@ -341,7 +338,7 @@ def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Se
 
 
 def _guides(run: Run) -> Table | None:
-    """Return a table with each metric's description, unit, sign, needs, cost and limits. Equal texts appear once."""
+    """Return a table with each metric's description, unit, sign, needs, cost and limits."""
     of: dict[tuple[str, str], list[str]] = {}
     for metric in run.metrics:
         about = run.about(metric)

@@ -163,10 +163,7 @@ class Run:
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Read each client's row of a CSV file as a mapping, empty for clients without a row.
-
-        Return an empty list if there is no such file.
-        """
+        """Read each client's row of a CSV file as a mapping, or return an empty list if there is no such file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]

@@ -156,10 +156,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute the share, in [0, 1], that a client would have if its value were ``end``.
-
-    NaN if ``end`` is not finite or the client has no value.
-    """
+    """Compute the share, in [0, 1] or NaN, that a client would have if its value were ``end``."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()

@@ -168,7 +168,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON types. Numbers that are not finite become None, other objects their repr."""
+    """Convert a value to JSON types, numbers that are not finite to None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # a tensor. torch is not imported, because it is slow for programs that only read

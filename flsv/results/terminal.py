@@ -84,7 +84,7 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
 
 
 def _filled(line: str) -> str:
-    """Wrap a line to the terminal's width. After a label such as ``Model:``, further lines are indented."""
+    """Wrap a line to the terminal's width, and indent what follows a label such as ``Model:``."""
     label = line[:9] if line[6:9] == "   " else ""
     return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
 

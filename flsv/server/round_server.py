@@ -261,8 +261,7 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Let the personalizer compute the clients' next initial models, and store them in ``state``. Return the round
-        with ``peer_values``."""
+        """Store the clients' next initial models in ``state``, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)

@@ -84,7 +84,7 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk. A move within it then survives a power cut."""
+    """Flush a folder to the disk, so that a move within it survives a power cut."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -46,10 +46,7 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path, more: int = 0) -> Iterator[None]:
-    """Lock a folder for this process and its forks.
-
-    With the flag ``more=LOCK_NB``, raise OSError if another process holds the lock.
-    """
+    """Lock a folder for this process and its forks, and with ``LOCK_NB`` raise OSError if it is locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -114,7 +111,7 @@ def no_writes(own: str) -> None:
 
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:
-    """Open the folders whose writes are redirected. Return ``{folder: descriptor}``, outer folders first."""
+    """Open the folders whose writes are redirected, as ``{folder: descriptor}``, outer folders first."""
     tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
@@ -137,7 +134,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, op
 
 
 def _call(name: str, *arguments: Any, failing: bool = True) -> int:
-    """Call a function of the C library. With ``failing`` raise OSError if it fails."""
+    """Call a function of the C library, and with ``failing`` raise OSError if it fails."""
     if LIBC is None:
         raise OSError("there are no namespaces on this system")
     status: int = getattr(LIBC, name)(*arguments)

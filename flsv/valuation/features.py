@@ -201,7 +201,7 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
-    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples. None without samples."""
+    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples, or None."""
     if not int(local.class_counts.sum()):
         return None
     x = local.samples()[0].flatten(1).cpu()

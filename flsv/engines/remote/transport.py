@@ -190,7 +190,7 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store the numbers of samples in a site's reply to the first message. For ``strict`` see :meth:`refresh`."""
+        """Store the numbers of samples in a site's reply to the first message."""
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"], self._max_samples)

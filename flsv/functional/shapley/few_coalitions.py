@@ -21,15 +21,10 @@ matrix k(X, X) with the noise variance added to its diagonal, and v the prior va
 The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players.
 
 **Signal and noise variance** maximize the marginal likelihood, with the noise variance at most the variance of one part
-of the kernel. Without this bound, the likelihood of so few coalitions can be largest where everything counts as noise,
-and all players get the same value. This happens if one player alone has nearly the grand coalition's performance. The
-true noise is far smaller: the variance between two trainings of the same coalition is 1 to 15 % of the variance between
-coalitions in the federations of ``flsv.benchmark`` (``docs/results/intervals_digits.csv``).
+of the kernel. Without this bound, the likelihood of so few coalitions can be largest where everything counts as noise.
+The true noise is far smaller, 1 to 15 % of the variance between coalitions (``docs/results/intervals_digits.csv``).
 
-**Standard errors** measure the uncertainty from coalitions that were not evaluated, on the assumption that the game is
-a draw from this Gaussian process.
-
-The method is this package's own.
+**Standard errors** measure the uncertainty from coalitions that were not evaluated. The method is this package's own.
 """
 
 from __future__ import annotations

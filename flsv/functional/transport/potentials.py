@@ -91,10 +91,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Compute the dual potentials ``[m]``, ``[m2]`` of entropic optimal transport with the cost matrix ``[m, m2]``.
-
-    The regularization falls by the factor ``scaling`` in each stage, down to ``eps``. ``finish`` solves the last stage.
-    """
+    """Compute the dual potentials ``[m]``, ``[m2]`` of entropic transport, in stages of falling regularization."""
     # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
     # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
     # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).

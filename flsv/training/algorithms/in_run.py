@@ -398,7 +398,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Return why per-sample products of a layer cannot be computed, as a clause of a message. None: they can."""
+    """Return why a layer's per-sample products cannot be computed, as a clause of a message, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -411,7 +411,7 @@ def _why_not(layer: nn.Module) -> str | None:
 
 
 def _with(layer: nn.Module, parameters: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """Copy a layer, with the vector's entries ``g`` in place of its ``parameters``. None stands for zeros."""
+    """Copy a layer, with the vector's entries ``g``, or zeros for None, in place of its ``parameters``."""
     filled = {n: torch.zeros_like(parameters[n]) if v is None else v.detach().to(parameters[n]) for n, v in g.items()}
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
